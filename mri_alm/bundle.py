@@ -1,0 +1,166 @@
+"""What `python -m monai.bundle run` does with our configs: check the settings, train every split, ensemble, report.
+
+MONAI gives an expression in a config no way to the config it stands in, so :func:`running_config` looks for the running parser
+in the calling frames (docs/decisions/0002-one-command-for-ten-splits.md).
+"""
+
+import contextlib
+import difflib
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from copy import deepcopy
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from monai.bundle import ConfigParser
+from monai.bundle.properties import InferProperties, TrainProperties
+from monai.bundle.reference_resolver import ReferenceResolver
+
+from mri_alm.errors import InputError
+from mri_alm.files import write_json
+
+logger = logging.getLogger("mri_alm")
+
+FREE = ("splits", "split", "max_fn", "threads", "run_dir", "cache_dir")  # may change between two starts of one run
+PACKAGES = ("mri-alm", "torch", "monai", "SimpleITK", "numpy", "scikit-learn")
+_KNOWN = ("imports", "initialize", "run", "finalize", "prepared")  # the last is read by mri_alm.job
+_RANGES = {
+    "splits": (1, 1000), "max_epochs": (1, 100_000), "batch_size": (1, 100_000), "max_fn": (0, 1_000_000), "threads": (1, 1024),
+    "phantom_train": (1, 1_000_000), "phantom_test": (1, 1_000_000),
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def user_errors() -> Iterator[None]:
+    """Print an :class:`InputError`, also one that MONAI wrapped, without a traceback and leave with status 2."""
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, InputError):
+            cause = cause.__cause__
+        if cause is None:
+            raise
+        sys.stderr.write(f"\n{cause}\n")
+        raise SystemExit(2) from error
+
+
+def check() -> None:
+    """The first line of a config's ``initialize``: refuse settings that do not exist or cannot be meant."""
+    with user_errors():
+        config = running_config()
+        check_names(config)
+        check_values(config)
+
+
+def check_names(config: dict[str, Any]) -> None:
+    """Refuse a top-level setting that nothing in the config refers to: almost always a misspelt override.
+
+    Raises:
+        InputError: Naming the setting and the nearest one that exists.
+    """
+    used = referenced(config)
+    for name in config:
+        if name not in used and not name.startswith("_"):
+            near = difflib.get_close_matches(name, sorted(used), 1, 0.5)
+            raise InputError(f'There is no setting "{name}".' + (f' Did you mean "{near[0]}"?' if near else ""))
+
+
+def referenced(config: dict[str, Any]) -> set[str]:
+    """Top-level names that mean something: to MONAI, or because an expression of the config refers to them."""
+    properties = [p["id"] for p in (*TrainProperties.values(), *InferProperties.values())]
+    used = {*_KNOWN, *(ReferenceResolver.split_id(name)[0] for name in properties)}
+
+    def visit(value: Any) -> None:
+        if isinstance(value, dict):
+            for child in value.values():
+                visit(child)
+        elif isinstance(value, list):
+            for child in value:
+                visit(child)
+        elif isinstance(value, str):
+            used.update(ReferenceResolver.split_id(name)[0] for name in ReferenceResolver.match_refs_pattern(value))
+
+    visit(config)
+    return used
+
+
+def check_values(config: dict[str, Any]) -> None:
+    """Refuse words that the command line took for text, and counts out of range.
+
+    Raises:
+        InputError: Naming the setting, its value and the values allowed.
+    """
+    for name, value in config.items():
+        if isinstance(value, str) and value.lower() in ("true", "false", "none", "null"):
+            raise InputError(f'{name} is the text "{value}". Write {"None" if value.lower() == "null" else value.capitalize()}.')
+    for name, (low, high) in _RANGES.items():
+        value = config.get(name)
+        if name in config and not isinstance(value, str) and (not isinstance(value, int) or not low <= value <= high):
+            raise InputError(f"{name} must be a whole number from {low} to {high}, got {value}.")
+    split = config.get("split")
+    if split is not None and (not isinstance(split, int) or not 0 <= split < config["splits"]):
+        raise InputError(f"split must be a whole number from 0 to {config['splits'] - 1} (splits is {config['splits']}), got {split}.")
+
+
+def choose(options: dict[str, Any], name: str, what: str) -> Any:
+    """The option of that name.
+
+    Raises:
+        InputError: Naming the nearest option, and all there are.
+    """
+    if name in options:
+        return options[name]
+    near = difflib.get_close_matches(str(name), options, 1, 0.5)
+    hint = f'Did you mean "{near[0]}"? ' if near else ""
+    raise InputError(f'There is no {what} "{name}". {hint}Choose one of: {", ".join(options)}.')
+
+
+def claim(folder: Path, config: dict[str, Any]) -> None:
+    """Write the resolved config into a run folder, or refuse the folder when it holds a run with other settings.
+
+    Raises:
+        InputError: Naming each setting that changed, with both values.
+    """
+    path = folder / "config.json"
+    mine = json.loads(json.dumps({k: v for k, v in config.items() if k != "_meta_"}))
+    if path.exists():
+        theirs = json.loads(path.read_text())["config"]
+        changed = [
+            f"  {name}: {json.dumps(theirs.get(name))} -> {json.dumps(mine.get(name))}"
+            for name in sorted({*mine, *theirs} - {*FREE})
+            if mine.get(name) != theirs.get(name)
+        ]
+        if changed:
+            text = "\n".join(line if len(line) < 300 else line[:297] + "..." for line in changed)
+            raise InputError(
+                f"{folder} holds a run with other settings:\n{text}\n"
+                "Models of different settings are not mixed. Give this run another --run_dir, or delete that folder."
+            )
+    settings = {name: value for name, value in mine.items() if not isinstance(value, (dict, list)) or name in ("size", "spacing", "exclude")}
+    settings = {name: value for name, value in settings.items() if not str(value).startswith(("$", "@", "%"))}
+    versions = {name: version(name) for name in PACKAGES}
+    write_json(path, {"settings": settings, "versions": versions, "config": mine})
+
+
+def member_parser(config: dict[str, Any], split: int, cohort: Any) -> ConfigParser:
+    """The same config for one split, sharing the cohort that is already read and checked."""
+    parser = ConfigParser(deepcopy(config))
+    parser["split"] = split
+    parser["cohort_data"] = cohort
+    return parser
+
+
+def running_config() -> dict[str, Any]:
+    """The config, macros resolved and overrides applied, that the calling expression stands in."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        parser = frame.f_locals.get("self")
+        if isinstance(parser, ConfigParser):
+            config: dict[str, Any] = parser.get()
+            return config
+        frame = frame.f_back  # type: ignore[assignment]
+    raise RuntimeError("mri_alm.bundle works inside the expressions of a MONAI bundle config only.")

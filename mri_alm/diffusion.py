@@ -1,0 +1,120 @@
+"""b-values of every vendor, the ADC map fitted from them, and the units of a scanner's own map."""
+
+import math
+
+import numpy as np
+import SimpleITK as sitk  # noqa: N813
+from pydicom.dataset import Dataset
+
+from mri_alm.errors import StudyError
+
+SIEMENS_B, PHILIPS_B, GE_B, UIH_B = (0x0019, 0x100C), (0x2001, 0x1003), (0x0043, 0x1039), (0x0065, 0x1009)
+ADC_UNIT = "1e-6 mm2/s"
+# (name of the unit, factor to 1e-6 mm2/s, lowest and highest plausible tissue median in that unit)
+ADC_UNITS = (("1e-6 mm2/s", 1.0, 300.0, 4000.0), ("1e-3 mm2/s", 1e3, 0.3, 4.0), ("mm2/s", 1e6, 3e-4, 4e-3))
+
+
+def b_value(ds: Dataset) -> float | None:
+    """Diffusion weighting of one image, in s/mm2, or None when no known tag holds it.
+
+    The public tag comes first because it is the only one with a standard meaning. The value on an ADC map is
+    misleading (the largest b, the smallest, or nothing): callers ignore it there.
+
+    Args:
+        ds: Header of a classic file, or one frame's functional groups of an enhanced file.
+    """
+    if "DiffusionBValue" in ds:
+        return _number(ds.DiffusionBValue)
+    if ds.get("MRDiffusionSequence"):
+        return b_value(ds.MRDiffusionSequence[0])
+    for tag in (SIEMENS_B, PHILIPS_B):
+        if tag in ds:
+            return _number(ds[tag].value)
+    if GE_B in ds:
+        value = _number(ds[GE_B].value)
+        # GE adds 1e9 on multi-b scans to flag them, not to weight them.
+        return value - 1e9 if value is not None and value >= 1e9 else value
+    if UIH_B in ds:
+        value = _number(ds[UIH_B].value)
+        # UIH stores what the gradients really gave (929.75): slices of one setting differ in the decimals.
+        return None if value is None else 50.0 * round(value / 50.0)
+    return None
+
+
+def fit_adc(images: dict[float, sitk.Image]) -> sitk.Image:
+    """Apparent diffusion coefficient by log-linear least squares over all b-values.
+
+    Every b counts: leaving out the highest one changes the map's ranking of tissues, not only its scale.
+
+    Args:
+        images: b in s/mm2 -> signal, at least two b, all on one grid.
+
+    Returns:
+        The map in 1e-6 mm2/s, float32, never negative; zero where the signal is zero at every b.
+
+    Raises:
+        StudyError: ``adc_unfit`` with fewer than two b-values.
+    """
+    b = np.array(sorted(images))
+    if len(b) < 2:
+        raise StudyError("adc_unfit", f"An ADC map needs two b-values, found {list(b)}. Add the scanner's ADC map.")
+    signal = np.stack([sitk.GetArrayFromImage(images[value]) for value in b])
+    # Zero or negative samples have no logarithm; the smallest positive signal stands in for them.
+    floor = signal[signal > 0].min(initial=1.0)
+    log_signal = np.log(np.maximum(signal, floor))
+    centred = b - b.mean()
+    slope = np.tensordot(centred / np.sum(centred**2), log_signal, axes=1)
+    adc = np.where((signal > 0).any(axis=0), np.maximum(-1e6 * slope, 0.0), 0.0)
+    image = sitk.GetImageFromArray(adc.astype(np.float32))
+    image.CopyInformation(images[float(b[0])])
+    return image
+
+
+def adc_scale(adc: sitk.Image) -> float:
+    """Factor that brings a scanner's ADC map to 1e-6 mm2/s, found from its tissue values.
+
+    Headers seldom say the unit, and the three in use are three decades apart.
+
+    Raises:
+        StudyError: ``adc_units`` when the tissue median fits none of them.
+    """
+    return ADC_UNITS[_unit(adc)][1]
+
+
+def adc_unit(adc: sitk.Image) -> str:
+    """Name of the unit a scanner's ADC map is stored in; raises as :func:`adc_scale` does."""
+    return ADC_UNITS[_unit(adc)][0]
+
+
+def _unit(adc: sitk.Image) -> int:
+    """Index into ``ADC_UNITS``, by the median of the positive values in the central half of the image."""
+    volume = sitk.GetArrayViewFromImage(adc)
+    centre = volume[tuple(slice(n // 4, n - n // 4) for n in volume.shape)]
+    tissue = centre[np.isfinite(centre) & (centre > 0)]
+    median = float(np.median(tissue)) if tissue.size else math.nan
+    for index, (_, _, low, high) in enumerate(ADC_UNITS):
+        if low <= median <= high:
+            return index
+    raise StudyError(
+        "adc_units",
+        f"The ADC map's tissue median is {median:.4g}, which is no ADC in 1e-6 mm2/s (300 to 4000), 1e-3 mm2/s "
+        "(0.3 to 4) or mm2/s (0.0003 to 0.004). Check that the series is an ADC map and its rescale slope.",
+    )
+
+
+def _number(value: object) -> float | None:
+    """A header value of any representation (text, bytes, list of which the first counts) as a finite float >= 0."""
+    if isinstance(value, bytes):
+        # An implicit-VR reader hands a private double over as its eight raw bytes.
+        value = (
+            np.frombuffer(value, "<f8")[0]
+            if len(value) == 8 and not value.strip().isdigit()
+            else value.decode("latin1")
+        )
+    elif not isinstance(value, str) and hasattr(value, "__len__") and hasattr(value, "__getitem__"):
+        return _number(value[0]) if len(value) else None
+    try:
+        number = float(str(value).strip("\x00 "))
+    except ValueError:
+        return None
+    return number if math.isfinite(number) and number >= 0 else None

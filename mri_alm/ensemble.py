@@ -1,0 +1,161 @@
+"""Ten checkpoints, one logit per exam: the ensemble, its predictions, and a finished run read back."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from ignite.engine import Engine, Events
+from monai.bundle import ConfigParser
+from monai.engines import SupervisedEvaluator
+from monai.transforms import Compose
+from numpy.typing import NDArray
+from scipy.special import expit
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from mri_alm.errors import InputError, StudyError
+from mri_alm.files import load_tensors, sha256
+from mri_alm.operating_point import OperatingPoint
+
+SCORE_COLUMNS = ("study", "logit", "score", "spread", "threshold", "dce_needed", "warnings")
+
+
+class Ensemble(nn.Module):
+    """Members side by side: one image in, one logit per member out.
+
+    Args:
+        members: Networks that each map ``(B, C, X, Y, Z)`` to ``(B, 1)`` logits.
+    """
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Logits ``(B, M)``, a column per member; their mean is the ensemble's logit (before the sigmoid)."""
+        return torch.cat([member(image) for member in self.members], dim=1)
+
+
+class TrainedRun:
+    """A finished run folder: the ensemble, the preprocessing it was trained with, and its operating point.
+
+    Args:
+        folder: ``runs/<name>`` as written by ``configs/prostate_alm.json``.
+
+    Raises:
+        InputError: If the run is not finished, or a checkpoint is not the one the threshold was set for.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        for name in ("config.json", "threshold.json"):
+            if not (self.folder / name).is_file():
+                raise InputError(f"{self.folder} has no {name}: it is no finished run. Train it to the end first.")
+        record = json.loads((self.folder / "config.json").read_text())
+        self.settings, self.config = record["settings"], record["config"]
+        threshold = json.loads((self.folder / "threshold.json").read_text())
+        self.checkpoints: dict[str, str] = threshold.pop("checkpoints")
+        self.point = OperatingPoint.from_json(threshold)
+        self.parser = ConfigParser(deepcopy(self.config))
+
+    def network(self) -> nn.Module:
+        """One member without trained weights."""
+        network: nn.Module = self.parser.get_parsed_content("network_def")
+        return network
+
+    def ensemble(self) -> Ensemble:
+        """The members with their best weights, in evaluation mode; every checkpoint is checked against its digest."""
+        members = []
+        for name, digest in self.checkpoints.items():
+            path = self.folder / name / "model.pt"
+            if not path.is_file() or sha256(path) != digest:
+                raise InputError(f"{path} is not the checkpoint that the threshold was set for. Restore it, or run training again.")
+            members.append(load_member(self.network(), path))
+        return Ensemble(members).eval()
+
+    def preprocessing(self) -> Compose:
+        """From a manifest row to the network's input, without augmentation."""
+        return Compose(self.parser.get_parsed_content("preprocessing"))
+
+
+def load_member(network: nn.Module, path: Path) -> nn.Module:
+    """Put the weights of a ``model.pt`` into ``network``.
+
+    Raises:
+        InputError: If the file cannot be read or its weights are those of another network.
+    """
+    try:
+        network.load_state_dict(load_tensors(path)["model"])
+    except (KeyError, RuntimeError) as error:
+        raise InputError(f"{path} holds the weights of another network than the run's config describes. Restore the file.") from error
+    return network
+
+
+def collect(evaluator: SupervisedEvaluator) -> tuple[list[str], NDArray[np.float64]]:
+    """Run a MONAI evaluator (``decollate=False``) and keep what it predicts: names ``(N,)`` and logits ``(N, M)``."""
+    names: list[str] = []
+    logits: list[Tensor] = []
+
+    def keep(engine: Engine) -> None:
+        names.extend(engine.state.batch["study"])
+        logits.append(engine.state.output["pred"].detach().double().cpu())
+
+    with evaluator.add_event_handler(Events.ITERATION_COMPLETED, keep):
+        evaluator.run()
+    return names, torch.cat(logits).numpy()
+
+
+def for_each_study(
+    function: Callable[[dict[str, Any]], Any], items: Sequence[dict[str, Any]], *, threads: int, title: str
+) -> tuple[list[Any], dict[str, StudyError]]:
+    """Apply ``function`` to every exam in threads, with a progress bar; one that cannot be used never stops the others.
+
+    Returns:
+        The results in the order of ``items`` without the failed ones, and the errors by study.
+    """
+    results, errors = [], {}
+
+    def guarded(item: dict[str, Any]) -> Any:
+        try:
+            return function(item)
+        except StudyError as error:
+            return error
+
+    with ThreadPoolExecutor(threads) as pool, progress_bar(title, len(items), "study") as bar:
+        for item, outcome in zip(items, pool.map(guarded, items), strict=True):
+            bar.update()
+            if isinstance(outcome, StudyError):
+                errors[item["study"]] = outcome
+            else:
+                results.append(outcome)
+    return results, errors
+
+
+def progress_bar(title: str, total: int, unit: str) -> Any:
+    """A bar with the time left on a terminal, a line a minute in a log file."""
+    return tqdm(total=total, desc=title, unit=unit, mininterval=0.2 if sys.stderr.isatty() else 60)
+
+
+def score_rows(names: Sequence[str], logits: NDArray[np.float64], point: OperatingPoint, warnings: dict[str, str]) -> list[dict[str, Any]]:
+    """Rows of ``scores.csv``: mean logit, score (its sigmoid), spread (standard deviation of the members' logits), decision.
+
+    Args:
+        names: ``(N,)`` studies.
+        logits: ``(N, M)``.
+        point: Threshold on the score.
+        warnings: Study to text.
+    """
+    mean = logits.mean(1)
+    scores = expit(mean)
+    threshold = "" if np.isneginf(point.threshold) else point.threshold
+    rows = zip(names, mean, scores, logits.std(1), point.decide(scores), strict=True)
+    return [
+        dict(zip(SCORE_COLUMNS, (n, float(x), float(s), float(d), threshold, int(needed), warnings.get(n, "")), strict=True))
+        for n, x, s, d, needed in rows
+    ]

@@ -1,0 +1,79 @@
+"""Files that are either complete or absent: written beside their place, flushed, then renamed."""
+
+import csv
+import hashlib
+import io
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mri_alm.errors import InputError
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file so that a crash at any moment leaves the old one or the new one, never a part.
+
+    Raises:
+        InputError: If the disk is full or the place cannot be written; nothing that stood there is lost.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise InputError(
+            f"Cannot write {path}: {error.strerror}. Free space or choose another place, then start the same command "
+            "again: it goes on from what is finished."
+        ) from error
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object; NaN and infinity are refused, as they are not JSON."""
+    write_bytes(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a CSV file with these columns, in this order; floats are written so that they read back equal."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_bytes(path, text.getvalue().encode())
+
+
+def save_tensors(path: Path, state: Mapping[str, Any]) -> None:
+    """``torch.save`` for what ``torch.load(weights_only=True)`` reads back: tensors, numbers, strings, containers."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    write_bytes(path, buffer.getvalue())
+
+
+def load_tensors(path: Path) -> dict[str, Any]:
+    """What :func:`save_tensors` wrote, on the CPU.
+
+    Raises:
+        InputError: If the file is absent, damaged, or holds anything but data.
+    """
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise InputError(f"There is no checkpoint {path}.") from None
+    except Exception as error:  # torch.load raises nearly any type on a damaged file
+        raise InputError(f"{path} is no checkpoint that can be read ({type(error).__name__}). Restore or delete it.") from error
+    if not isinstance(state, dict):
+        raise InputError(f"{path} holds a {type(state).__name__}, not a checkpoint of this project.")
+    return state
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file's content, as 64 hexadecimal digits."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

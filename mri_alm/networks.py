@@ -1,0 +1,72 @@
+"""Networks: one image tensor in, logits out."""
+
+from collections.abc import Sequence
+
+import torch
+from monai.networks.blocks import Convolution
+from torch import Tensor, nn
+
+from mri_alm.errors import InputError
+
+
+class TwoBranchCNN(nn.Module):
+    """Two identical, parallel 3D paths, one for diffusion and one for T2, that meet in the fully connected layer.
+
+    Each stage of a path is convolution (kernel 3), normalisation (optional), ReLU and max-pooling by 2; after the last
+    stage the feature maps are reduced to their maximum and mean over space, so that any image size fits. The paths do
+    not share weights. With the default three stages a feature sees 22 voxels along each axis (its receptive field:
+    3 -> 4 -> 8 -> 10 -> 18 -> 22), that is 44 x 44 x 66 mm on the default grid of 2 x 2 x 3 mm, and the network has
+    35 449 parameters (two diffusion channels and one T2 channel, no normalisation).
+
+    Args:
+        diffusion_channels: Leading channels of the input that go down the diffusion path.
+        t2_channels: Remaining channels, for the T2 path.
+        features: Channels of the stages of each path.
+        norm: MONAI normalisation of each stage, such as ``"instance"`` or ``("group", {"num_groups": 4})``; None: none.
+        dropout: Probability of dropping a feature in front of the fully connected layer, in [0, 1).
+
+    Raises:
+        InputError: If a path would have no channels or no stage.
+
+    References:
+        Sangalli et al., NeurIPS 2021, supplement ("two, identical and parallel structures"); kernel sizes, widths
+        and the reduction over space are not given there and are ours.
+    """
+
+    def __init__(
+        self,
+        diffusion_channels: int = 2,
+        t2_channels: int = 1,
+        features: Sequence[int] = (8, 16, 32),
+        *,
+        norm: str | tuple[str, dict[str, object]] | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if min(diffusion_channels, t2_channels, len(features)) < 1:
+            raise InputError(
+                f"Each path needs a channel and a stage: got diffusion_channels={diffusion_channels}, "
+                f"t2_channels={t2_channels}, features={list(features)}."
+            )
+        self.channels = [int(diffusion_channels), int(t2_channels)]
+        self.diffusion = _path(diffusion_channels, features, norm)
+        self.t2 = _path(t2_channels, features, norm)
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(4 * features[-1], 1)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Logits ``(B, 1)`` of an image ``(B, diffusion_channels + t2_channels, X, Y, Z)``."""
+        diffusion, t2 = torch.split(image, self.channels, dim=1)
+        maps = [self.diffusion(diffusion).flatten(2), self.t2(t2).flatten(2)]
+        features = torch.cat([maps[0].amax(2), maps[0].mean(2), maps[1].amax(2), maps[1].mean(2)], dim=1)
+        logits: Tensor = self.head(self.dropout(features))
+        return logits
+
+
+def _path(channels: int, features: Sequence[int], norm: object) -> nn.Sequential:
+    stages: list[nn.Module] = []
+    for width in features:
+        block = Convolution(3, channels, width, kernel_size=3, act="RELU", norm=norm, adn_ordering="NA")
+        stages += [block, nn.MaxPool3d(2)]
+        channels = width
+    return nn.Sequential(*stages)

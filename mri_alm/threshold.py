@@ -1,0 +1,220 @@
+"""The operating point to ship: a threshold that keeps false negatives low on patients not seen yet.
+
+Let s_(1) <= ... <= s_(n) be the scores of ``n`` independent positives (one per patient) used neither in training nor in
+model selection. "Positive" means ``score >= tau``. With tau = s_(r), at most r - 1 of them are missed, and the miss
+rate of new patients follows Beta(r, n - r + 1), or less where scores tie. The ways to choose r differ in what they
+promise, and are named for it. r = 0 has an honest outcome too: tau = -infinity, examine everyone.
+"""
+
+import math
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.stats import beta, betabinom, binom, nbinom
+
+from mri_alm.errors import InputError
+from mri_alm.metrics import check_binary
+from mri_alm.operating_point import OperatingPoint
+
+Source = Literal["calibration", "split", "pooled"]
+
+_BASIS: dict[str, str] = {
+    "calibration": "exact: a separate calibration cohort, scored as new patients will be",
+    "split": "approximate: one model's own validation split, which also chose its checkpoint; for a vote of the models",
+    "pooled": "approximate: held-out scores pooled over the splits, which are not an ensemble's scores of new patients",
+}
+
+
+def fixed_fn_threshold(label: ArrayLike, score: ArrayLike, max_fn: int, *, source: Source = "pooled") -> OperatingPoint:
+    """The highest threshold that misses at most ``max_fn`` of the held-out positives: s_(max_fn + 1).
+
+    It promises nothing for new patients by itself: read ``expected_miss_rate`` and ``miss_rate_upper_95``.
+
+    Args:
+        label: ``(B,)`` in {0, 1}, one sample per patient.
+        score: ``(B,)``, of the kind that new patients will be scored in.
+        max_fn: Allowed false negatives, 0 <= max_fn < number of positives.
+        source: Where the scores come from: a separate ``"calibration"`` cohort (exact), one ``"split"`` or all splits
+            ``"pooled"`` (approximate).
+
+    Raises:
+        InputError: If ``max_fn`` is out of range, the source unknown, or see :func:`mri_alm.metrics.check_binary`.
+    """
+    n = int(check_binary(label, score)[0].sum())
+    if not 0 <= max_fn < n:
+        raise InputError(
+            f"Cannot allow {max_fn} false negatives: the cohort has {n} positive studies, "
+            f"so --max-fn must be between 0 and {n - 1}."
+        )
+    return _operating_point(label, score, max_fn + 1, f"at most {max_fn} of {n} held-out positives missed", source)
+
+
+def neyman_pearson_threshold(
+    label: ArrayLike, score: ArrayLike, alpha: float, eps: float, *, source: Source = "pooled"
+) -> OperatingPoint:
+    """The highest threshold with P(miss rate > alpha) <= eps over the draw of the held-out positives.
+
+    With too few positives (see :func:`minimum_positives`) the answer is "examine everyone".
+
+    Args:
+        label: ``(B,)`` in {0, 1}, one sample per patient.
+        score: ``(B,)``, of the kind that new patients will be scored in.
+        alpha: Largest acceptable miss rate, in (0, 1).
+        eps: Acceptable chance that the miss rate is larger, in (0, 1).
+        source: See :func:`fixed_fn_threshold`.
+
+    Raises:
+        InputError: If a rate is out of range, the source unknown, or see :func:`mri_alm.metrics.check_binary`.
+    """
+    rank = neyman_pearson_rank(int(check_binary(label, score)[0].sum()), alpha, eps)
+    return _operating_point(label, score, rank, f"P(miss rate > {alpha:g}) <= {eps:g}", source)
+
+
+def mean_miss_rate_threshold(
+    label: ArrayLike, score: ArrayLike, alpha: float, *, source: Source = "pooled"
+) -> OperatingPoint:
+    """The highest threshold whose **mean** miss rate over such cohorts is at most alpha (conformal risk control).
+
+    For one cohort the miss rate exceeds alpha almost every second time: :func:`neyman_pearson_threshold` bounds that.
+
+    Args:
+        label: ``(B,)`` in {0, 1}, one sample per patient.
+        score: ``(B,)``, of the kind that new patients will be scored in.
+        alpha: Largest acceptable mean miss rate, in (0, 1).
+        source: See :func:`fixed_fn_threshold`.
+
+    Raises:
+        InputError: If ``alpha`` is out of range, the source unknown, or see :func:`mri_alm.metrics.check_binary`.
+    """
+    rank = conformal_rank(int(check_binary(label, score)[0].sum()), alpha)
+    return _operating_point(label, score, rank, f"mean miss rate <= {alpha:g}, no bound for one cohort", source)
+
+
+def neyman_pearson_rank(n: int, alpha: float, eps: float) -> int:
+    """Largest r with BinomCDF(r - 1; n, alpha) <= eps, so that P(miss rate at s_(r) > alpha) <= eps; 0 if none.
+
+    Args:
+        n: Held-out positives, >= 1.
+        alpha: Largest acceptable miss rate, in (0, 1).
+        eps: Acceptable chance that it is larger, in (0, 1).
+
+    Raises:
+        InputError: If an argument is out of range.
+
+    References:
+        Tong, Feng, Li, "Neyman-Pearson classification algorithms and NP receiver operating characteristics", 2018.
+    """
+    _check_counts(n)
+    _check_rates(alpha=alpha, eps=eps)
+    return int(np.searchsorted(binom.cdf(np.arange(n), n, alpha), eps, side="right"))
+
+
+def minimum_positives(alpha: float, eps: float, allowed: int = 0) -> int:
+    """Least number of positives whose Neyman-Pearson threshold may miss ``allowed`` of them; known before training.
+
+    Args:
+        alpha: Largest acceptable miss rate, in (0, 1).
+        eps: Acceptable chance that it is larger, in (0, 1).
+        allowed: Held-out false negatives, >= 0.
+
+    Raises:
+        InputError: If an argument is out of range.
+    """
+    _check_rates(alpha=alpha, eps=eps)
+    if allowed < 0:
+        raise InputError(f"allowed must be at least 0, found {allowed}.")
+    # Waiting for the (allowed + 1)-th miss: it comes after more than n draws with BinomCDF(allowed; n, alpha).
+    return allowed + 1 + int(nbinom.isf(eps, allowed + 1, alpha))
+
+
+def conformal_rank(n: int, alpha: float) -> int:
+    """Largest r with r / (n + 1) <= alpha: bounds the **mean** miss rate only; 0 if none.
+
+    Args:
+        n: Held-out positives, >= 1.
+        alpha: Largest acceptable mean miss rate, in (0, 1).
+
+    Raises:
+        InputError: If an argument is out of range.
+    """
+    _check_counts(n)
+    _check_rates(alpha=alpha)
+    # The slack repairs products such as 0.29 * 100 = 28.999999999999996.
+    return math.floor(alpha * (n + 1) + 1e-9)
+
+
+def clopper_pearson_upper(k: int, n: int, eps: float) -> float:
+    """Upper bound, at confidence 1 - eps, of a miss rate of which ``k`` misses in ``n`` positives were seen.
+
+    BetaInv(1 - eps; k + 1, n - k). The threshold must have been fixed beforehand, or be the s_(k + 1) of these very
+    scores, for which the law of the miss rate gives the same number.
+
+    Args:
+        k: Misses, 0 <= k <= n.
+        n: Positives, >= 1.
+        eps: Chance of being wrong, in (0, 1).
+
+    Raises:
+        InputError: If an argument is out of range.
+    """
+    _check_counts(n, k=k)
+    _check_rates(eps=eps)
+    return 1.0 if k == n else float(beta.isf(eps, k + 1, n - k))
+
+
+def future_false_negatives_cdf(x: int, n: int, rank: int, m: int) -> float:
+    """Chance of at most ``x`` misses among ``m`` new positives at s_(rank) of ``n`` held-out ones.
+
+    The law is BetaBinomial(m; rank, n - rank + 1); where scores tie the chance is at least this.
+
+    Args:
+        x: Misses.
+        n: Held-out positives, >= 1.
+        rank: Rank of the threshold, 0 <= rank <= n; 0 ("examine everyone") never misses.
+        m: New positives, >= 0.
+
+    Raises:
+        InputError: If an argument is out of range.
+    """
+    _check_counts(n, rank=rank)
+    if m < 0:
+        raise InputError(f"m must be at least 0, found {m}.")
+    if rank == 0:
+        return float(x >= 0)
+    return float(betabinom.cdf(x, m, rank, n - rank + 1))
+
+
+def _operating_point(label: ArrayLike, score: ArrayLike, rank: int, rule: str, source: Source) -> OperatingPoint:
+    """The operating point at s_(rank), with its rates."""
+    if source not in _BASIS:
+        raise InputError(f"Unknown source of scores {source!r}: use one of {', '.join(_BASIS)}.")
+    positive, score = check_binary(label, score)
+    n = int(positive.sum())
+    threshold = float(np.sort(score[positive])[rank - 1]) if rank else -math.inf
+    return OperatingPoint(
+        threshold=threshold,
+        rank=rank,
+        n_positive=n,
+        n_negative=int((~positive).sum()),
+        false_negatives=int((score[positive] < threshold).sum()),
+        false_positive_rate=float((score[~positive] >= threshold).mean()),
+        expected_miss_rate=rank / (n + 1),
+        miss_rate_upper_95=clopper_pearson_upper(rank - 1, n, 0.05) if rank else 0.0,
+        rule=rule,
+        basis=_BASIS[source],
+    )
+
+
+def _check_rates(**rates: float) -> None:
+    for name, value in rates.items():
+        if not 0 < value < 1:
+            raise InputError(f"{name} must lie strictly between 0 and 1, found {value}.")
+
+
+def _check_counts(n: int, **counts: int) -> None:
+    if n < 1:
+        raise InputError(f"At least one positive is needed, found n = {n}.")
+    for name, value in counts.items():
+        if not 0 <= value <= n:
+            raise InputError(f"{name} must lie between 0 and n = {n}, found {value}.")

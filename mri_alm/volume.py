@@ -1,0 +1,141 @@
+"""Frames of one series, echo and b-value -> one SimpleITK volume, or a typed refusal.
+
+No folder reader does this safely on diffusion (b-values are stacked, missing slices closed up), so the volume is
+built from the headers: sorted by position along the slice normal, spacing from the positions.
+"""
+
+from pathlib import Path
+from struct import error as StructError  # noqa: N812
+
+import numpy as np
+import pydicom
+import SimpleITK as sitk  # noqa: N813
+from numpy.typing import NDArray
+from pydicom.pixels import get_decoder
+
+from mri_alm.errors import StudyError
+from mri_alm.series import Frame
+
+GAP_TOLERANCE = 0.05  # of the median distance between slices
+COSINE_TOLERANCE = 1e-4
+# What pydicom raises on damaged files; anything else is a bug of ours and keeps its traceback.
+DAMAGED = (
+    ValueError,
+    KeyError,
+    AttributeError,
+    TypeError,
+    EOFError,
+    OSError,
+    NotImplementedError,
+    OverflowError,
+    StructError,
+)
+
+
+def build_volume(frames: list[Frame], name: str) -> sitk.Image:
+    """One float32 volume in LPS millimetres from frames in any order, rescaled per frame.
+
+    Args:
+        frames: All frames of one volume.
+        name: What the error messages call it, such as ``"series 6 at b = 800"``.
+
+    Raises:
+        StudyError: ``geometry``, ``duplicate_slices``, ``slice_gap``, ``too_few_slices``, ``no_decoder``,
+            ``damaged_file`` or ``empty_volume``.
+    """
+    if len(frames) < 2:
+        raise StudyError("too_few_slices", f"{name} has {len(frames)} slices; a volume needs two.")
+    direction = _direction(frames, name)
+    positions = np.array([frame.position for frame in frames])
+    order = np.argsort(positions @ direction[2], kind="stable")
+    frames, positions = [frames[i] for i in order], positions[order]
+    gap = _gap(positions, direction[2], name)
+    image = sitk.GetImageFromArray(_stack(frames, name))
+    image.SetSpacing((frames[0].spacing[1], frames[0].spacing[0], gap))
+    image.SetOrigin(positions[0].tolist())
+    image.SetDirection(direction.T.ravel().tolist())
+    return image
+
+
+def _direction(frames: list[Frame], name: str) -> NDArray[np.float64]:
+    """Unit vectors along a row, along a column and across the slices, as rows (3, 3)."""
+    first = frames[0]
+    cosines = np.array([frame.orientation for frame in frames])
+    if not np.all(np.abs(cosines - cosines[0]) <= COSINE_TOLERANCE):
+        apart = np.max(np.abs(cosines - cosines[0]))
+        raise StudyError("geometry", f"{name}: direction cosines differ between slices by {apart:.2g} (1e-4 allowed).")
+    row, column = cosines[0, :3], cosines[0, 3:]
+    if not np.allclose([row @ row, column @ column, row @ column], [1, 1, 0], atol=1e-3):
+        raise StudyError("geometry", f"{name}: row and column directions are not perpendicular unit vectors.")
+    shapes = {frame.shape for frame in frames}
+    if len(shapes) > 1 or not all(np.allclose(frame.spacing, first.spacing, rtol=1e-3) for frame in frames):
+        raise StudyError("geometry", f"{name}: slices differ in size or pixel spacing ({sorted(shapes)}).")
+    if not min(first.spacing) > 0:
+        raise StudyError("geometry", f"{name}: pixel spacing is {first.spacing}; it must be positive.")
+    row = row / np.linalg.norm(row)
+    column = column - (column @ row) * row
+    column = column / np.linalg.norm(column)
+    return np.stack([row, column, np.cross(row, column)])
+
+
+def _gap(positions: NDArray[np.float64], normal: NDArray[np.float64], name: str) -> float:
+    """Slice distance of positions (N, 3) sorted along the normal, in mm; refuses anything but a regular stack."""
+    along = positions @ normal
+    gaps = np.diff(along)
+    if (gaps < 0.01).any():
+        at = along[:-1][gaps < 0.01][0]
+        raise StudyError(
+            "duplicate_slices",
+            f"{name}: {int((gaps < 0.01).sum())} slices share a position, the first at {at:.2f} mm along the normal. "
+            "The series mixes several volumes (repeats, directions, phases); export them as series of their own.",
+        )
+    median = float(np.median(gaps))
+    if (np.abs(gaps - median) > GAP_TOLERANCE * median).any():
+        worst = int(np.argmax(np.abs(gaps - median)))
+        raise StudyError(
+            "slice_gap",
+            f"{name}: slices {worst + 1} and {worst + 2} of {len(positions)} are {gaps[worst]:.2f} mm apart, the "
+            f"others {median:.2f} mm. A slice is missing; export the series again.",
+        )
+    drift = positions - positions[0] - np.outer(along - along[0], normal)
+    if np.abs(drift).max() > GAP_TOLERANCE * median:
+        raise StudyError("geometry", f"{name}: slices are shifted sideways by up to {np.abs(drift).max():.2f} mm.")
+    return float(along[-1] - along[0]) / (len(along) - 1)
+
+
+def _stack(frames: list[Frame], name: str) -> NDArray[np.float32]:
+    """Physical values (slices, rows, columns) of frames already in order."""
+    pixels: dict[Path, NDArray[np.generic]] = {}
+    for frame in frames:
+        if frame.file not in pixels:
+            pixels[frame.file] = _pixels(frame.file, name)
+    try:
+        stack = np.stack([pixels[f.file][f.index].astype(np.float64) * f.slope + f.intercept for f in frames])
+    except (IndexError, ValueError) as error:
+        raise StudyError("damaged_file", f"{name}: pixel data and header disagree on the number of images.") from error
+    if not np.isfinite(stack).all() or stack.min() == stack.max():
+        raise StudyError(
+            "empty_volume", f"{name}: every voxel has the value {stack.flat[0]:g}, or some are not finite."
+        )
+    return stack.astype(np.float32)
+
+
+def _pixels(file: Path, name: str) -> NDArray[np.generic]:
+    """Stored values of one file as (frames, rows, columns)."""
+    try:
+        ds = pydicom.dcmread(file, force=True)
+        syntax = ds.file_meta.TransferSyntaxUID
+        if syntax.is_compressed and not get_decoder(syntax).is_available:
+            raise StudyError(
+                "no_decoder",
+                f"{name} is compressed ({syntax.name}) and no decoder is installed: "
+                "pip install 'mri-alm[dicom-compressed]'.",
+            )
+        stored: NDArray[np.generic] = ds.pixel_array
+    except StudyError:
+        raise
+    except (*DAMAGED, RuntimeError) as error:
+        raise StudyError(
+            "damaged_file", f"{name}: the pixels of one file cannot be read ({type(error).__name__})."
+        ) from error
+    return stored[np.newaxis] if stored.ndim == 2 else stored
