@@ -5,7 +5,7 @@ Importing the package imports its modules, so that ``$import mri_alm`` in a bund
 
 from importlib.metadata import version
 
-from mri_alm import bundle, cohort, engine, ensemble, job, losses, networks, phantom_io, transforms
+from mri_alm import bundle, cohort, engine, ensemble, job, losses, networks, phantom_io, scoring, transforms
 from mri_alm.alm import AugmentedLagrangian, MuSchedule
 from mri_alm.constraint import ranking_violation
 
@@ -23,5 +23,6 @@ __all__ = [
     "networks",
     "phantom_io",
     "ranking_violation",
+    "scoring",
     "transforms",
 ]

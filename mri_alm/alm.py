@@ -7,6 +7,7 @@ Plain PyTorch; nothing here knows about MONAI. A training loop has three calls t
     objective.end_epoch(validation_auc)                                                      # every epoch
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -65,12 +66,14 @@ class AugmentedLagrangian(nn.Module):
     Args:
         base: Maps ``(logits (B,), label (B,))`` to a scalar.
         num_samples: Number of samples of the cohort; sample indices lie in ``[0, num_samples)``.
-        mu: Initial penalty mu0 >= 0. Zero trains the base loss alone. ``"auto"`` trains the first epoch on the base loss
-            alone and measures it; mu0 is then set so that the ALM gradient starts at ``auto_ratio`` of the base gradient.
+        mu: Initial penalty mu0 >= 0. Zero trains the base loss alone. ``"auto"`` trains the first epoch on the base
+            loss alone and measures it; mu0 is then set so that the ALM term's gradient on the logits starts at
+            ``auto_ratio`` times the base loss's.
         delta: Margin by which a positive's score is to exceed every negative's, >= 0, in units of the score.
         score: What the constraint compares: ``"probability"`` (the paper) or ``"logit"`` (the authors' code).
         normalisation: ``"paper"`` as above, or ``"mean"``: q_j / \|n\| in place of q_j and 1 / \|p\| in place of
-            1 / (\|p\|\|n\|), which makes mu independent of the batch size (``mu_mean = mu_paper * |n|`` is the same term).
+            1 / (\|p\|\|n\|), so that mu does not depend on the batch size
+            (``mu_mean = mu_paper * |n|`` is the same term).
         schedule: When mu grows.
         auto_ratio: See ``mu``; > 0.
 
@@ -87,6 +90,8 @@ class AugmentedLagrangian(nn.Module):
     mu0: Tensor
     epoch: Tensor
     previous_metric: Tensor
+    _visited: Tensor
+    _sums: Tensor
 
     def __init__(
         self,
@@ -173,8 +178,8 @@ class AugmentedLagrangian(nn.Module):
             metric: Validation metric, larger is better (the paper: AUC). NaN leaves mu and the schedule's memory alone.
 
         Returns:
-            ``base_loss`` and ``alm_term`` (mean over batches), ``gradient_ratio`` (norm of the ALM term's gradient on the
-            logits over the base loss's, on batches with both classes), ``satisfied`` (share of visited positives
+            ``base_loss`` and ``alm_term`` (mean over batches), ``gradient_ratio`` (norm of the ALM term's gradient
+            on the logits over the base loss's, on batches with both classes), ``satisfied`` (share of visited positives
             with q = 0), ``lambda_mean`` and ``lambda_max`` (over the positives seen), ``mu`` (of the epoch that ended),
             ``mu_next``, ``batches_without_positives`` (or without negatives).
         """
@@ -193,10 +198,10 @@ class AugmentedLagrangian(nn.Module):
         self.epoch += 1
         if self._measuring:
             self._set_mu0(_ratio(sums["base_gradient"], sums["alm_gradient"]) * self.auto_ratio)
-        elif metric == metric and self.schedule.grows(int(self.epoch), metric, float(self.previous_metric)):
+        elif not math.isnan(metric) and self.schedule.grows(int(self.epoch), metric, float(self.previous_metric)):
             ceiling = float("inf") if self.schedule.cap is None else self.schedule.cap * self.mu0
             self.mu.copy_(torch.clamp(self.mu * self.schedule.rho, max=ceiling))
-        if metric == metric:
+        if not math.isnan(metric):
             self.previous_metric.fill_(metric)
         self._sums.zero_()
         return report | {"mu_next": float(self.mu)}
@@ -222,7 +227,9 @@ class AugmentedLagrangian(nn.Module):
         self._sums += torch.cat([values, norms, (q == 0).sum().double().view(1), counts])
 
 
-def _check(num_samples: int, *, mu: float | str, delta: float, score: str, normalisation: str, auto_ratio: float) -> None:
+def _check(
+    num_samples: int, *, mu: float | str, delta: float, score: str, normalisation: str, auto_ratio: float
+) -> None:
     if num_samples < 1:
         raise InputError(f"num_samples must be 1 or more, got {num_samples}.")
     if isinstance(mu, str) and mu != "auto":

@@ -1,7 +1,7 @@
 """What `python -m monai.bundle run` does with our configs: check the settings, train every split, ensemble, report.
 
-MONAI gives an expression in a config no way to the config it stands in, so :func:`running_config` looks for the running parser
-in the calling frames (docs/decisions/0002-one-command-for-ten-splits.md).
+MONAI gives an expression in a config no way to the config it stands in, so :func:`running_config` looks for the
+running parser in the calling frames (docs/decisions/0002-one-command-for-ten-splits.md).
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from typing import Any
 from monai.bundle import ConfigParser
 from monai.bundle.properties import InferProperties, TrainProperties
 from monai.bundle.reference_resolver import ReferenceResolver
+from monai.utils import BundlePropertyConfig
 
 from mri_alm.errors import InputError
 from mri_alm.files import write_json
@@ -28,8 +29,8 @@ FREE = ("splits", "split", "max_fn", "threads", "run_dir", "cache_dir")  # may c
 PACKAGES = ("mri-alm", "torch", "monai", "SimpleITK", "numpy", "scikit-learn")
 _KNOWN = ("imports", "initialize", "run", "finalize", "prepared")  # the last is read by mri_alm.job
 _RANGES = {
-    "splits": (1, 1000), "max_epochs": (1, 100_000), "batch_size": (1, 100_000), "max_fn": (0, 1_000_000), "threads": (1, 1024),
-    "phantom_train": (1, 1_000_000), "phantom_test": (1, 1_000_000),
+    "splits": (1, 1000), "max_epochs": (1, 100_000), "batch_size": (1, 100_000), "max_fn": (0, 1_000_000),
+    "threads": (1, 1024), "phantom_train": (1, 1_000_000), "phantom_test": (1, 1_000_000),
 }  # fmt: skip
 
 
@@ -71,7 +72,7 @@ def check_names(config: dict[str, Any]) -> None:
 
 def referenced(config: dict[str, Any]) -> set[str]:
     """Top-level names that mean something: to MONAI, or because an expression of the config refers to them."""
-    properties = [p["id"] for p in (*TrainProperties.values(), *InferProperties.values())]
+    properties = [str(p[BundlePropertyConfig.ID]) for p in (*TrainProperties.values(), *InferProperties.values())]
     used = {*_KNOWN, *(ReferenceResolver.split_id(name)[0] for name in properties)}
 
     def visit(value: Any) -> None:
@@ -96,14 +97,16 @@ def check_values(config: dict[str, Any]) -> None:
     """
     for name, value in config.items():
         if isinstance(value, str) and value.lower() in ("true", "false", "none", "null"):
-            raise InputError(f'{name} is the text "{value}". Write {"None" if value.lower() == "null" else value.capitalize()}.')
+            raise InputError(
+                f'{name} is the text "{value}". Write {"None" if value.lower() == "null" else value.capitalize()}.'
+            )
     for name, (low, high) in _RANGES.items():
         value = config.get(name)
         if name in config and not isinstance(value, str) and (not isinstance(value, int) or not low <= value <= high):
             raise InputError(f"{name} must be a whole number from {low} to {high}, got {value}.")
     split = config.get("split")
     if split is not None and (not isinstance(split, int) or not 0 <= split < config["splits"]):
-        raise InputError(f"split must be a whole number from 0 to {config['splits'] - 1} (splits is {config['splits']}), got {split}.")
+        raise InputError(f"split must be a whole number below splits = {config['splits']}, got {split}.")
 
 
 def choose(options: dict[str, Any], name: str, what: str) -> Any:
@@ -140,7 +143,11 @@ def claim(folder: Path, config: dict[str, Any]) -> None:
                 f"{folder} holds a run with other settings:\n{text}\n"
                 "Models of different settings are not mixed. Give this run another --run_dir, or delete that folder."
             )
-    settings = {name: value for name, value in mine.items() if not isinstance(value, (dict, list)) or name in ("size", "spacing", "exclude")}
+    settings = {
+        name: value
+        for name, value in mine.items()
+        if not isinstance(value, (dict, list)) or name in ("size", "spacing", "exclude")
+    }
     settings = {name: value for name, value in settings.items() if not str(value).startswith(("$", "@", "%"))}
     versions = {name: version(name) for name in PACKAGES}
     write_json(path, {"settings": settings, "versions": versions, "config": mine})

@@ -41,7 +41,12 @@ class Study:
     def item(self) -> dict[str, Any]:
         """The exam as a MONAI data dictionary; ``digest`` makes a cache notice that a file changed."""
         paths = {column: str(path) for column, path in self.images.items()}
-        return paths | {"study": self.study, "label": float(self.label or 0), "index": self.index, "digest": digest(self)}
+        return paths | {
+            "study": self.study,
+            "label": float(self.label or 0),
+            "index": self.index,
+            "digest": digest(self),
+        }
 
 
 def read_manifest(path: Path | str, *, exclude: Iterable[str] = (), labelled: bool = True) -> list[Study]:
@@ -58,18 +63,23 @@ def read_manifest(path: Path | str, *, exclude: Iterable[str] = (), labelled: bo
         The studies in row order.
 
     Raises:
-        InputError: If the file or any row cannot be used; the message names rows (1 is the header), values and remedies.
+        InputError: If the file or any row cannot be used; the message names rows (1 is the
+            header), values and remedies.
     """
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"There is no manifest {path}. Give the path of a CSV file with columns study, patient, label, ...")
+        raise InputError(
+            f"There is no manifest {path}. Give the path of a CSV file with columns study, patient, label, ..."
+        )
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
         columns = set(reader.fieldnames or ())
         rows = [{key: (value or "").strip() for key, value in row.items() if key} for row in reader]
     required = {"study", "patient", "label", "split"} if labelled else {"study"}
     if missing := sorted(required - columns):
-        raise InputError(f"{path}: no column {', '.join(missing)}. Its columns are: {', '.join(sorted(columns)) or 'none'}.")
+        raise InputError(
+            f"{path}: no column {', '.join(missing)}. Its columns are: {', '.join(sorted(columns)) or 'none'}."
+        )
     if not rows:
         raise InputError(f"{path} has a header but no study.")
     excluded = set(exclude)
@@ -80,7 +90,9 @@ def read_manifest(path: Path | str, *, exclude: Iterable[str] = (), labelled: bo
     for index, row in enumerate(rows):
         if row["study"] not in excluded:
             study = _study(index, row, path.parent, labelled=labelled)
-            problems += [f"{path}: row {index + 2} (study {row['study'] or 'without name'}) {text}" for text in study[1]]
+            problems += [
+                f"{path}: row {index + 2} (study {row['study'] or 'without name'}) {text}" for text in study[1]
+            ]
             studies.append(study[0])
     problems += [f"{path}: {text}" for text in _across_rows(studies)]
     if problems:
@@ -117,7 +129,9 @@ def _study(index: int, row: dict[str, str], folder: Path, *, labelled: bool) -> 
 
 def _across_rows(studies: Sequence[Study]) -> list[str]:
     """Duplicated studies, and patients on both sides."""
-    problems = [f"study {name} stands in {n} rows. Keep one." for name, n in Counter(s.study for s in studies).items() if n > 1]
+    problems = [
+        f"study {name} stands in {n} rows. Keep one." for name, n in Counter(s.study for s in studies).items() if n > 1
+    ]
     owners: dict[Path, set[str]] = defaultdict(set)
     sides: dict[str, set[str]] = defaultdict(set)
     for study in studies:
@@ -125,7 +139,9 @@ def _across_rows(studies: Sequence[Study]) -> list[str]:
             owners[path.resolve()].add(study.study)
         if study.split:
             sides[study.patient].add(study.split)
-    problems += [f"{', '.join(sorted(names))} share the file {p}. Keep one." for p, names in owners.items() if len(names) > 1]
+    problems += [
+        f"{', '.join(sorted(names))} share the file {p}. Keep one." for p, names in owners.items() if len(names) > 1
+    ]
     problems += [
         f"patient {patient} has studies in train and in test. Put all studies of a patient on one side."
         for patient, splits in sides.items()
@@ -149,14 +165,22 @@ class Cohort:
     """
 
     def __init__(
-        self, manifest: Path | str, exclude: Iterable[str] = (), *, splits: int = 10, validation: float = 0.2, seed: int = 0
+        self,
+        manifest: Path | str,
+        exclude: Iterable[str] = (),
+        *,
+        splits: int = 10,
+        validation: float = 0.2,
+        seed: int = 0,
     ) -> None:
         self.manifest = Path(manifest).resolve()
         self.studies = read_manifest(self.manifest, exclude=exclude)
         self.test = [study for study in self.studies if study.split == "test"]
         self.train = [study for study in self.studies if study.split == "train"]
         if len({study.label for study in self.test}) == 1:
-            raise InputError(f"{manifest}: all {len(self.test)} test studies have one label. Add the other class, or mark none as test.")
+            raise InputError(
+                f"{manifest}: all {len(self.test)} test studies have one label. Add the other class, or have none."
+            )
         self.splits = stratified_splits(self.train, splits=splits, validation=validation, seed=seed)
         self.size = max(study.index for study in self.studies) + 1
 
@@ -185,7 +209,7 @@ def digest(study: Study) -> str:
 def stratified_splits(
     studies: Sequence[Study], *, splits: int = 10, validation: float = 0.2, seed: int = 0
 ) -> list[tuple[list[Study], list[Study]]]:
-    """Random stratified splits of the training patients into training and validation part (they overlap, as in the paper).
+    """Random stratified splits of the training patients into two parts (the splits overlap, as in the paper).
 
     A patient counts as positive when any of its studies is; the first k splits do not depend on how many are asked for.
 

@@ -3,7 +3,7 @@
 import logging
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from ignite.engine import Engine, Events
@@ -20,12 +20,12 @@ logger = logging.getLogger("mri_alm")
 
 
 class IndexedTrainer(SupervisedTrainer):
-    """MONAI's trainer whose loss is called as ``loss(logits, label, index=batch["index"])``, followed by the dual step."""
+    """MONAI's trainer, with the loss called as ``loss(logits, label, index=batch["index"])``, then the dual step."""
 
-    def _iteration(self, engine: Engine, batchdata: dict[str, Any]) -> dict[str, Any]:
-        objective: AugmentedLagrangian = self.loss_function
+    def _iteration(self, engine: Any, batchdata: dict[str, Any]) -> dict[str, Any]:
+        objective = cast(AugmentedLagrangian, self.loss_function)  # type: ignore[has-type]
         objective.train()
-        self.loss_function = partial(objective, index=batchdata["index"].to(engine.state.device))
+        self.loss_function: Any = partial(objective, index=batchdata["index"].to(engine.state.device))
         try:
             output: dict[str, Any] = super()._iteration(engine, batchdata)
         finally:
@@ -45,7 +45,7 @@ class AutocastInferer(SimpleInferer):
         super().__init__()
         self.enabled = enabled
 
-    def __call__(self, inputs: Tensor, network: torch.nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+    def __call__(self, inputs: Tensor, network: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Logits of ``inputs``."""
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.enabled):
             logits: Tensor = super().__call__(inputs, network, *args, **kwargs)
@@ -53,7 +53,7 @@ class AutocastInferer(SimpleInferer):
 
 
 class EpochSeed:
-    """Seed batch order and augmentation by (seed, epoch), so that a resumed run repeats the unbroken one bit for bit."""
+    """Seed batch order and augmentation by (seed, epoch), so that a resumed run repeats an unbroken one."""
 
     def __init__(self, seed: int, dataset: Any) -> None:
         self.seed, self.dataset = seed, dataset
@@ -72,8 +72,9 @@ class EpochSeed:
 class EpochEnd:
     """After each epoch's validation: let mu follow the metric, report, keep the best model, save everything.
 
-    ``model.pt`` (weights of the best validation AUC; the earlier epoch on a tie) is written before ``last.pt`` (all that the
-    next epoch depends on): whatever the moment of a crash, starting again repeats the unfinished epoch and ends the same.
+    ``model.pt`` (weights of the best validation AUC; the earlier epoch on a tie) is written before ``last.pt`` (all
+    that the next epoch depends on): whatever the moment of a crash, starting again repeats the unfinished epoch and ends the
+    same.
 
     Args:
         folder: Where to write; TensorBoard's event files too.
@@ -96,7 +97,7 @@ class EpochEnd:
     ) -> None:
         self.folder = Path(folder)
         self.validator, self.guard = validator, guard
-        self.parts = {"model": network, "optimizer": optimizer, "objective": objective}
+        self.parts: dict[str, Any] = {"model": network, "optimizer": optimizer, "objective": objective}
         self.best: dict[str, float] = {"auc": -1.0, "epoch": 0}
         self.history: list[dict[str, float]] = []
 
@@ -128,7 +129,9 @@ class EpochEnd:
     def _resume(self, engine: Engine) -> None:
         state = load_tensors(self.folder / "last.pt")
         if state["guard"] != self.guard:
-            raise InputError(f"{self.folder / 'last.pt'} belongs to another cohort, split or setting. Choose another run_dir.")
+            raise InputError(
+                f"{self.folder / 'last.pt'} belongs to another cohort, split or setting. Choose another run_dir."
+            )
         for name, part in self.parts.items():
             part.load_state_dict(state[name])
         engine.load_state_dict(state["trainer"])

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from ignite.engine import Engine, Events
+from ignite.engine import Events
 from monai.bundle import ConfigParser
 from monai.engines import SupervisedEvaluator
 from monai.transforms import Compose
@@ -75,7 +75,9 @@ class TrainedRun:
         for name, digest in self.checkpoints.items():
             path = self.folder / name / "model.pt"
             if not path.is_file() or sha256(path) != digest:
-                raise InputError(f"{path} is not the checkpoint that the threshold was set for. Restore it, or run training again.")
+                raise InputError(
+                    f"{path} is not the checkpoint that the threshold was set for. Restore it, or run training again."
+                )
             members.append(load_member(self.network(), path))
         return Ensemble(members).eval()
 
@@ -85,15 +87,18 @@ class TrainedRun:
 
 
 def load_member(network: nn.Module, path: Path) -> nn.Module:
-    """Put the weights of a ``model.pt`` into ``network``.
+    """A copy of ``network`` with the weights of a ``model.pt``.
 
     Raises:
         InputError: If the file cannot be read or its weights are those of another network.
     """
+    network = deepcopy(network)
     try:
         network.load_state_dict(load_tensors(path)["model"])
     except (KeyError, RuntimeError) as error:
-        raise InputError(f"{path} holds the weights of another network than the run's config describes. Restore the file.") from error
+        raise InputError(
+            f"{path} holds the weights of another network than the run's config describes. Restore the file."
+        ) from error
     return network
 
 
@@ -102,7 +107,7 @@ def collect(evaluator: SupervisedEvaluator) -> tuple[list[str], NDArray[np.float
     names: list[str] = []
     logits: list[Tensor] = []
 
-    def keep(engine: Engine) -> None:
+    def keep(engine: Any) -> None:
         names.extend(engine.state.batch["study"])
         logits.append(engine.state.output["pred"].detach().double().cpu())
 
@@ -142,8 +147,10 @@ def progress_bar(title: str, total: int, unit: str) -> Any:
     return tqdm(total=total, desc=title, unit=unit, mininterval=0.2 if sys.stderr.isatty() else 60)
 
 
-def score_rows(names: Sequence[str], logits: NDArray[np.float64], point: OperatingPoint, warnings: dict[str, str]) -> list[dict[str, Any]]:
-    """Rows of ``scores.csv``: mean logit, score (its sigmoid), spread (standard deviation of the members' logits), decision.
+def score_rows(
+    names: Sequence[str], logits: NDArray[np.float64], point: OperatingPoint, warnings: dict[str, str]
+) -> list[dict[str, Any]]:
+    """Rows of ``scores.csv``: mean logit, score (its sigmoid), spread (SD of the members' logits), decision.
 
     Args:
         names: ``(N,)`` studies.
@@ -156,6 +163,12 @@ def score_rows(names: Sequence[str], logits: NDArray[np.float64], point: Operati
     threshold = "" if np.isneginf(point.threshold) else point.threshold
     rows = zip(names, mean, scores, logits.std(1), point.decide(scores), strict=True)
     return [
-        dict(zip(SCORE_COLUMNS, (n, float(x), float(s), float(d), threshold, int(needed), warnings.get(n, "")), strict=True))
+        dict(
+            zip(
+                SCORE_COLUMNS,
+                (n, float(x), float(s), float(d), threshold, int(needed), warnings.get(n, "")),
+                strict=True,
+            )
+        )
         for n, x, s, d, needed in rows
     ]

@@ -68,7 +68,9 @@ def load_tensors(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise InputError(f"There is no checkpoint {path}.") from None
     except Exception as error:  # torch.load raises nearly any type on a damaged file
-        raise InputError(f"{path} is no checkpoint that can be read ({type(error).__name__}). Restore or delete it.") from error
+        raise InputError(
+            f"{path} is no checkpoint that can be read ({type(error).__name__}). Restore or delete it."
+        ) from error
     if not isinstance(state, dict):
         raise InputError(f"{path} holds a {type(state).__name__}, not a checkpoint of this project.")
     return state

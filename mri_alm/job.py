@@ -46,7 +46,12 @@ def train_and_evaluate(folder: str, *, threads: int, max_fn: int) -> None:
 def phantom_cohort(train: int, test: int) -> Path:
     """Manifest of the built-in cohort of that size, made under ``data/`` the first time."""
     with progress_bar("phantom", train + test, "study") as bar:
-        return make_cohort(Path("data") / f"phantom_{train}_{test}", train=train, test=test, progress=lambda done, _: bar.update(done - bar.n))
+        return make_cohort(
+            Path("data") / f"phantom_{train}_{test}",
+            train=train,
+            test=test,
+            progress=lambda done, _: bar.update(done - bar.n),
+        )
 
 
 class Job:
@@ -106,7 +111,7 @@ class Job:
             text = "\n".join(f"  study {study}: {error}" for study, error in errors.items())
             names = json.dumps(sorted(errors)).replace('"', "'")
             raise InputError(
-                f"{len(errors)} of {len(cached.data)} studies cannot be used (the others are prepared and kept):\n{text}\n"
+                f"{len(errors)} of {len(cached.data)} studies cannot be used (the others are kept):\n{text}\n"
                 f'Correct them, or leave them out with --exclude "{names}".'
             )
 
@@ -129,7 +134,9 @@ class Job:
         bar.update(trainer.state.epoch)
         if trainer.state.epoch < self.config["max_epochs"]:
             trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: bar.update(1))
-            trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: bar.set_postfix(auc=round(end.history[-1]["val_auc"], 3)))
+            trainer.add_event_handler(
+                Events.EPOCH_COMPLETED, lambda: bar.set_postfix(auc=round(end.history[-1]["val_auc"], 3))
+            )
             trainer.run()
         network = load_member(parser.get_parsed_content("network"), folder / "model.pt")
         names, logits = self._predict(network, parser, "validation")
@@ -160,7 +167,9 @@ class Job:
         metrics: dict[str, Any] = {"validation_auc": {"mean": float(np.mean(best)), "sd": _sd(best), "members": best}}
         if self.cohort.test:
             parser = member_parser(self.config, 0, self.cohort)
-            members = [load_member(parser.get_parsed_content("network_def", lazy=False), self.folder / n / "model.pt") for n in names]
+            members = [
+                load_member(parser.get_parsed_content("network_def"), self.folder / n / "model.pt") for n in names
+            ]
             studies, logits = self._predict(Ensemble(members), parser, "test")
             rows = score_rows(studies, logits, point, {})
             write_csv(self.folder / "scores.csv", SCORE_COLUMNS, rows)
@@ -187,7 +196,7 @@ class Job:
 
 
 def _test_metrics(labels: NDArray[np.int64], logits: NDArray[np.float64], needed: NDArray[np.int64]) -> dict[str, Any]:
-    """Figures of the test cohort; FPR at k false negatives takes its threshold from the test labels, as the paper does."""
+    """Figures of the test cohort; FPR at k FN takes its threshold from the test labels, as in the paper."""
     mean = logits.mean(1)
     members = [auc(labels, column) for column in logits.T]
     positive = labels == 1
@@ -211,20 +220,22 @@ def _summary(folder: Path, metrics: dict[str, Any], point: Any, members: int) ->
     if test := metrics.get("test"):
         columns = [(f"FPR @{k} FN", f"{100 * value:.1f} %") for k, value in test["fpr_at_fn"].items()]
         mean, sd = test["member_auc"]["mean"], test["member_auc"]["sd"]
-        columns += [("avg AUC", f"{100 * mean:.1f} ± {100 * sd:.1f}"), ("ensemble AUC", f"{100 * test['ensemble_auc']:.1f}")]
+        columns += [
+            ("avg AUC", f"{100 * mean:.1f} ± {100 * sd:.1f}"),
+            ("ensemble AUC", f"{100 * test['ensemble_auc']:.1f}"),
+        ]
         lines += [f"Test cohort: {test['positives']} exams need DCE, {test['negatives']} do not"]
-        lines += ["  ".join(name.rjust(12) for name, _ in columns), "  ".join(value.rjust(12) for _, value in columns), ""]
-    lines += [
-        f"Threshold {point.threshold:.4f} on the score: {point.rule}; {point.n_positive} positives stand behind it.",
-        f"  Basis: {point.basis}.",
-        f"  Expected share of missed exams {100 * point.expected_miss_rate:.1f} %, with 95 % confidence at most "
-        f"{100 * point.miss_rate_upper_95:.1f} %.",
-    ]
+        lines += [
+            "  ".join(name.rjust(12) for name, _ in columns),
+            "  ".join(value.rjust(12) for _, value in columns),
+            "",
+        ]
+    lines.append(point.in_words())
     if test:
         at = test["at_threshold"]
         lines += [
             f"  On the test cohort it misses {at['false_negatives']} of {test['positives']}, spares {at['spared']} of "
-            f"{test['positives'] + test['negatives']} exams the contrast, and asks for it needlessly in {at['false_positives']}."
+            f"{test['positives'] + test['negatives']} the contrast, asks for it needlessly in {at['false_positives']}."
         ]
     lines += ["", f"Score new exams: python pipelines/score.py --model {folder} --input DICOM_FOLDER --output OUT"]
     files = "threshold.json, metrics.json, heldout.csv, splits.csv, config.json" + (", scores.csv" if test else "")

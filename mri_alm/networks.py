@@ -1,6 +1,7 @@
 """Networks: one image tensor in, logits out."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from monai.networks.blocks import Convolution
@@ -63,7 +64,7 @@ class TwoBranchCNN(nn.Module):
         return logits
 
 
-def _path(channels: int, features: Sequence[int], norm: object) -> nn.Sequential:
+def _path(channels: int, features: Sequence[int], norm: Any) -> nn.Sequential:
     stages: list[nn.Module] = []
     for width in features:
         block = Convolution(3, channels, width, kernel_size=3, act="RELU", norm=norm, adn_ordering="NA")

@@ -51,6 +51,16 @@ class OperatingPoint:
             raise InputError(f"{int(np.isnan(score).sum())} of {score.size} scores are NaN: no decision can be made.")
         return np.asarray(score >= self.threshold)
 
+    def in_words(self) -> str:
+        """Three lines for a person: the threshold, what it rests on, what to expect of it."""
+        threshold = f"{self.threshold:.4f}" if math.isfinite(self.threshold) else "none (examine everyone)"
+        return (
+            f"Threshold {threshold} on the score: {self.rule}; {self.n_positive} positives stand behind it.\n"
+            f"  Basis: {self.basis}.\n"
+            f"  Expected share of missed exams {100 * self.expected_miss_rate:.1f} %, with 95 % confidence at most "
+            f"{100 * self.miss_rate_upper_95:.1f} %."
+        )
+
     def to_json(self) -> dict[str, Any]:
         """The fields as a dictionary that strict JSON can hold: "examine everyone" is a null threshold."""
         return asdict(self) | {"threshold": self.threshold if math.isfinite(self.threshold) else None}

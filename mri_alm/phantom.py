@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from mri_alm.diffusion import fit_adc
 from mri_alm.errors import InputError
-from mri_alm.phantom_anatomy import Canvas, draw_anatomy
+from mri_alm.phantom_anatomy import draw_anatomy
+from mri_alm.phantom_canvas import Canvas
 
 Array = NDArray[np.float32]
 
@@ -118,13 +119,14 @@ def _draw_grids(rng: np.random.Generator) -> tuple[sitk.Image, sitk.Image]:
         spacing, field = float(rng.choice(spacings)), float(rng.uniform(*fields))
         count = 2 * round(field / spacing / 2)
         apart = middle + rng.uniform(-0.5, 0.5, 3)
-        grids.append(_grid((count, count, slices), (spacing, spacing, thickness), direction, apart))
+        grids.append(make_grid((count, count, slices), (spacing, spacing, thickness), direction, apart))
     return grids[0], grids[1]
 
 
-def _grid(
+def make_grid(
     size: tuple[int, ...], spacing: tuple[float, ...], direction: tuple[float, ...], middle: NDArray[np.float64]
 ) -> sitk.Image:
+    """An empty image of a size, spacing and direction, with ``middle`` (LPS mm) at the centre of its field of view."""
     grid = sitk.Image(size, sitk.sitkUInt8)
     grid.SetSpacing(spacing)
     grid.SetDirection(direction)
@@ -140,7 +142,7 @@ def _centre(grid: sitk.Image) -> tuple[float, ...]:
 
 def _t2_weighted(rng: np.random.Generator, canvas: Canvas) -> NDArray[np.int16]:
     signal = canvas.maps["density"] * np.exp(np.float32(-T2_ECHO_MS) / canvas.maps["t2"])
-    signal *= _bias(rng, canvas.grid)
+    signal *= bias_field(rng, canvas.grid)
     noisy = rician(rng, signal, float(rng.uniform(0.015, 0.03)))
     return _int16(noisy * np.float32(600 * math.exp(rng.normal(0, 0.2))))
 
@@ -148,7 +150,7 @@ def _t2_weighted(rng: np.random.Generator, canvas: Canvas) -> NDArray[np.int16]:
 def _diffusion(rng: np.random.Generator, canvas: Canvas, b_values: Sequence[float]) -> dict[float, sitk.Image]:
     gain = 500 * math.exp(rng.normal(0, 0.2))
     still = canvas.maps["water"] * np.exp(np.float32(-DWI_ECHO_MS) / canvas.maps["t2"])
-    still *= np.float32(gain) * _bias(rng, canvas.grid)
+    still *= np.float32(gain) * bias_field(rng, canvas.grid)
     noise = gain * float(rng.uniform(0.008, 0.014))
     decayed = {b: still * np.exp(np.float32(-1e-6 * b) * canvas.maps["adc"]) for b in b_values}
     return {b: image_of(_int16(rician(rng, signal, noise)), canvas.grid) for b, signal in decayed.items()}
@@ -188,7 +190,7 @@ def rician(rng: np.random.Generator, signal: Array, sigma: float) -> Array:
     return magnitude
 
 
-def _bias(rng: np.random.Generator, grid: sitk.Image) -> Array:
+def bias_field(rng: np.random.Generator, grid: sitk.Image) -> Array:
     """A smooth coil sensitivity, about +-20 % over the field of view: exponential of a quadratic along each axis."""
     factors = []
     for count, spacing in zip(grid.GetSize(), grid.GetSpacing(), strict=True):

@@ -14,7 +14,7 @@ import SimpleITK as sitk  # noqa: N813
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from mri_alm.phantom_canvas import TISSUES, Array, Canvas, Lesion, Part, Vector, paint_lesion
+from mri_alm.phantom_canvas import TISSUES, Array, Canvas, Lesion, Part, Vector
 
 MIXTURE: tuple[tuple[str, int, int, float], ...] = (
     ("nothing", 0, 0, 0.22),
@@ -78,9 +78,7 @@ class Anatomy:
 
     def paint(self, canvas: Canvas) -> NDArray[np.uint8]:
         """Paint everything; gives the zones (1 peripheral, 2 transition) on the canvas' grid."""
-        lattice = sitk.Image(self.texture)
-        lattice.SetOrigin([float(o) for o in np.array(lattice.GetOrigin()) + canvas.centre])
-        canvas.texture = sitk.GetArrayFromImage(sitk.Resample(lattice, canvas.grid, sitk.Transform(), sitk.sitkLinear))
+        canvas.set_texture(self.texture)
         for name, strength in TEXTURE.items():
             if name in canvas.maps:
                 canvas.maps[name] *= 1 + np.float32(strength / 2) * canvas.texture
@@ -90,7 +88,7 @@ class Anatomy:
         for part in self.nodules:
             canvas.ellipsoid(part, ripple=0.5)
         for lesion in self.lesions:
-            paint_lesion(canvas, lesion)
+            canvas.lesion(lesion)
         return zones
 
     def _window(self, canvas: Canvas) -> tuple[slice, ...]:
@@ -149,17 +147,22 @@ def draw_anatomy(rng: np.random.Generator, label: int) -> Anatomy:
     shape = (volume / 51) ** np.array([0.28, 0.38, 0.33]) * (25, 20, 21.5) * np.exp(rng.normal(0, 0.05, 3))
     radii = shape * (1000 * volume / (_UNIT_VOLUME * math.prod(shape))) ** (1 / 3)
     bend = float(rng.uniform(0.05, 0.25))
-    kind, grades = "equivocal on both", (1, 1)
-    if label == 0:
-        kind, *drawn, _ = MIXTURE[int(rng.choice(len(MIXTURE), p=[share for *_, share in MIXTURE]))]
-        grades = (drawn[0], drawn[1])
+    kind, grades = draw_grades(rng, label)
     size: Vector = (float(radii[0]), float(radii[1]), float(radii[2]))
     parts = {"pelvis": _draw_pelvis(rng, size), "nodules": _draw_nodules(rng, size)}
-    texture = _draw_texture(rng)
+    texture = draw_texture(rng)
     frame = Anatomy(size, bend, transition / volume, **parts, lesions=(), kind=kind, grades=grades, texture=texture)
     count = 0 if grades == (0, 0) else 1 + int(rng.random() < 0.08)
     lesions = tuple(draw_lesion(rng, _draw_site(rng, frame), grades) for _ in range(count))
     return Anatomy(**{**frame.__dict__, "lesions": lesions})
+
+
+def draw_grades(rng: np.random.Generator, label: int) -> tuple[str, tuple[int, int]]:
+    """Draw a study's kind and its lesion's grades on T2 and diffusion; see ``MIXTURE``."""
+    if label:
+        return "equivocal on both", (1, 1)
+    kind, t2, diffusion, _ = MIXTURE[int(rng.choice(len(MIXTURE), p=[share for *_, share in MIXTURE]))]
+    return kind, (t2, diffusion)
 
 
 def draw_lesion(rng: np.random.Generator, site: Vector, grades: tuple[int, int]) -> Lesion:
@@ -239,7 +242,7 @@ def _draw_nodules(rng: np.random.Generator, radii: Vector) -> tuple[Part, ...]:
     return (*nodules, Part("glandular nodule", (0, -0.1 * b, 0.1 * c), (2.0, 2.5, 0.7 * c), tilt=(0, -0.2)))
 
 
-def _draw_texture(rng: np.random.Generator) -> sitk.Image:
+def draw_texture(rng: np.random.Generator) -> sitk.Image:
     """Fine and slow noise of standard deviation 1 on a 3 mm lattice around 0."""
     white = rng.standard_normal((44, 64, 64), dtype=np.float32)
     fine, slow = (ndimage.gaussian_filter(white, sigma, mode="wrap") for sigma in (0.5, 2.0))

@@ -86,6 +86,12 @@ class Canvas:
         self.maps: dict[str, Array] = {name: np.full(self.shape, TISSUES["fat"][name], np.float32) for name in names}
         self.texture: Array = np.zeros(self.shape, np.float32)
 
+    def set_texture(self, lattice: sitk.Image) -> None:
+        """Give the canvas its tissue texture: noise around 0 on a lattice that is centred on the gland."""
+        lattice = sitk.Image(lattice)
+        lattice.SetOrigin((np.array(lattice.GetOrigin()) + self.centre).tolist())
+        self.texture = sitk.GetArrayFromImage(sitk.Resample(lattice, self.grid, sitk.Transform(), sitk.sitkLinear))
+
     def window(self, centre: ArrayLike, reach: ArrayLike) -> tuple[slice, ...]:
         """Voxels of the smallest index box around the box ``centre`` +- ``reach`` (mm from the gland's centre)."""
         to_index = np.linalg.inv(self._axes)
@@ -133,13 +139,16 @@ class Canvas:
             level += np.float32(ripple) * self.texture[window]
         return level
 
+    def lesion_share(self, lesion: Lesion) -> tuple[tuple[slice, ...], Array]:
+        """A window around a lesion, and how much of each voxel there it fills (0 to 1): its edge is uneven and 2 mm wide."""
+        window = self.window(lesion.centre, np.array(lesion.radii) + 4)
+        level = self.level(window, Part("lesion", lesion.centre, lesion.radii), ripple=1.0)
+        return window, np.clip(np.float32(0.5) - np.float32(0.5) * level, 0, 1)
 
-def paint_lesion(canvas: Canvas, lesion: Lesion) -> None:
-    """Move T2 and ADC towards ``CANCER`` inside a lesion with an uneven, 2 mm wide edge."""
-    window = canvas.window(lesion.centre, np.array(lesion.radii) + 4)
-    level = canvas.level(window, Part("lesion", lesion.centre, lesion.radii), ripple=1.0)
-    share = np.clip(0.5 - 0.5 * level, 0, 1)
-    for name, strength in (("t2", lesion.t2_strength), ("adc", lesion.adc_strength)):
-        if name in canvas.maps:
-            part = canvas.maps[name][window]
-            part += np.float32(strength) * share * (np.float32(CANCER[name]) - part)
+    def lesion(self, lesion: Lesion) -> None:
+        """Move T2 and ADC towards ``CANCER`` inside a lesion."""
+        window, share = self.lesion_share(lesion)
+        for name, strength in (("t2", lesion.t2_strength), ("adc", lesion.adc_strength)):
+            if name in self.maps:
+                part = self.maps[name][window]
+                part += np.float32(strength) * share * (np.float32(CANCER[name]) - part)

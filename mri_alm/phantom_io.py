@@ -12,8 +12,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import SimpleITK as sitk  # noqa: N813
@@ -27,7 +28,8 @@ VERSION = 1
 IMAGES = ("t2", "adc", "hbv", "gland", "zones")
 
 
-class Row(NamedTuple):
+@dataclass(frozen=True)
+class Row:
     """One study of a cohort: its number, label and side."""
 
     index: int
@@ -40,7 +42,7 @@ class Row(NamedTuple):
         return f"phantom_{self.index:04d}"
 
 
-def make_cohort(
+def make_cohort(  # noqa: PLR0913  all by name
     folder: Path,
     *,
     train: int,
@@ -144,7 +146,7 @@ def _claim(folder: Path, parameters: dict[str, Any]) -> None:
                      if found.get(key) != parameters.get(key)]  # fmt: skip
         if different:
             raise InputError(
-                f"{folder} holds a phantom cohort made with {'; '.join(different)}. Choose another folder, or delete it."
+                f"{folder} holds a phantom cohort made with {'; '.join(different)}. Choose another folder or delete it."
             )
         return
     with _atomic(record) as temporary:

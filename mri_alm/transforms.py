@@ -11,7 +11,7 @@ import torch
 from monai.data import MetaTensor
 from monai.transforms import Transform
 
-from mri_alm.dicom import find_studies, read_series, read_study
+from mri_alm.dicom import StudyFiles, find_studies, read_series, read_study
 from mri_alm.diffusion import adc_scale, fit_adc
 from mri_alm.errors import StudyError
 from mri_alm.registration import Registration, common_grid, register_rigid, resample
@@ -22,12 +22,12 @@ _LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 class LoadProstateStudyd(Transform):
     """Read one exam: the paths of a manifest row become the volumes T2, ADC and high-b, each still on its own grid.
 
-    A ``dicom`` folder is one study whose series are recognised; otherwise ``t2`` and either ``adc`` and ``hbv`` or ``dwi``
-    are files (NIfTI, MHA, NRRD) or folders of one DICOM series. From ``dwi`` the ADC map is fitted where no ``adc`` is given,
-    and the highest b-value is the high-b image.
+    ``dicom`` is the folder of one study (or its :class:`~mri_alm.dicom.StudyFiles`) whose series are recognised;
+    otherwise ``t2`` and either ``adc`` and ``hbv`` or ``dwi`` are files (NIfTI, MHA, NRRD) or folders of a DICOM series.
+    From ``dwi`` the ADC map is fitted where no ``adc`` is given, and its highest b-value is the high-b image.
 
-    Adds to the item ``t2``, ``adc`` (1e-6 mm2/s) and ``hbv``: :class:`monai.data.MetaTensor` ``(1, X, Y, Z)`` float32, RAS
-    millimetres; and ``report``: a JSON text with ``warnings`` and facts about the series used.
+    Adds to the item ``t2``, ``adc`` (1e-6 mm2/s) and ``hbv``: MetaTensors ``(1, X, Y, Z)`` float32, RAS millimetres;
+    and ``report``: a JSON text with ``warnings`` and facts about the series used.
 
     Raises:
         StudyError: If the exam cannot be used; the message says why.
@@ -36,8 +36,7 @@ class LoadProstateStudyd(Transform):
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         """Load the volumes of one item (see :meth:`mri_alm.cohort.Study.item`)."""
         item = dict(data)
-        images, report = _from_dicom(Path(item["dicom"])) if "dicom" in item else _from_files(item)
-        report["warnings"] += item.get("warnings", [])
+        images, report = _from_dicom(item["dicom"]) if "dicom" in item else _from_files(item)
         return item | {name: to_metatensor(image) for name, image in images.items()} | {"report": json.dumps(report)}
 
 
@@ -49,15 +48,19 @@ class RegisterDiffusiond(Transform):
         size: Grid points along the same axes.
         register: False trusts the scanner's positions (for comparison).
 
-    Expects and replaces ``t2``, ``adc``, ``hbv``; adds ``valid`` (1 where there is diffusion data) and the registration's
-    figures to ``report``.
+    Expects and replaces ``t2``, ``adc``, ``hbv``; adds ``valid`` (1 where there is diffusion data), and the
+    registration's figures to ``report``.
 
     Raises:
         StudyError: If less than half of the grid has diffusion data.
     """
 
-    def __init__(self, spacing: Sequence[float] = (2.0, 2.0, 3.0), size: Sequence[int] = (56, 56, 28), register: bool = True) -> None:
-        self.spacing, self.size, self.register = tuple(spacing), tuple(size), register
+    def __init__(
+        self, spacing: Sequence[float] = (2.0, 2.0, 3.0), size: Sequence[int] = (56, 56, 28), register: bool = True
+    ) -> None:
+        self.spacing: Any = tuple(spacing)
+        self.size: Any = tuple(size)
+        self.register = register
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         """Register and resample one item."""
@@ -70,7 +73,9 @@ class RegisterDiffusiond(Transform):
             transform = found.transform
             report["registration"] = _figures(found)
             if not found.accepted:
-                report["warnings"].append(f"Registration refused, diffusion left where the scanner put it: {found.reason}")
+                report["warnings"].append(
+                    f"Registration refused, diffusion left where the scanner put it: {found.reason}"
+                )
         grid = common_grid(t2, spacing_mm=self.spacing, size=self.size)
         fixed, _ = resample(t2, grid, sitk.Transform(3, sitk.sitkIdentity), interpolator="bspline")
         moved, valid = resample(adc, grid, transform, interpolator="linear")
@@ -80,9 +85,12 @@ class RegisterDiffusiond(Transform):
         if coverage < 0.5:
             raise StudyError(
                 "no_overlap",
-                f"Only {coverage:.0%} of the region about T2's centre has diffusion data. Check that both series belong together.",
+                f"Only {coverage:.0%} of the region about T2's centre has diffusion data. Do the series belong together?",
             )
-        item |= {name: to_metatensor(image) for name, image in zip(("t2", "adc", "hbv", "valid"), (fixed, moved, high, valid), strict=True)}
+        item |= {
+            name: to_metatensor(image)
+            for name, image in zip(("t2", "adc", "hbv", "valid"), (fixed, moved, high, valid), strict=True)
+        }
         return item | {"report": json.dumps(report)}
 
 
@@ -111,13 +119,20 @@ def _figures(found: Registration) -> dict[str, Any]:
     return {"accepted": found.accepted, "reason": found.reason} | numbers
 
 
-def _from_dicom(folder: Path) -> tuple[dict[str, sitk.Image], dict[str, Any]]:
+def _from_dicom(source: str | StudyFiles) -> tuple[dict[str, sitk.Image], dict[str, Any]]:
+    files = source if isinstance(source, StudyFiles) else _only_study(Path(source))
+    study = read_study(files)
+    return {"t2": study.t2, "adc": study.adc, "hbv": study.hbv}, study.info | {"warnings": study.warnings}
+
+
+def _only_study(folder: Path) -> StudyFiles:
     studies = find_studies(folder)
     with_images = [study for study in studies if study.files] or studies
     if len(with_images) != 1:
-        raise StudyError("several_studies", f"The folder holds {len(with_images)} DICOM studies. Give each a folder of its own.")
-    study = read_study(with_images[0])
-    return {"t2": study.t2, "adc": study.adc, "hbv": study.hbv}, study.info | {"warnings": study.warnings}
+        raise StudyError(
+            "several_studies", f"The folder holds {len(with_images)} DICOM studies. Give each a folder of its own."
+        )
+    return with_images[0]
 
 
 def _from_files(item: Mapping[Hashable, Any]) -> tuple[dict[str, sitk.Image], dict[str, Any]]:
@@ -138,7 +153,10 @@ def _read_volume(path: Path, name: str) -> sitk.Image:
     if path.is_dir():
         volumes = read_series(path)
         if len(volumes) != 1:
-            raise StudyError("several_b", f"Column {name}: the series holds b-values {sorted(b for b in volumes if b is not None)}; use column dwi.")
+            raise StudyError(
+                "several_b",
+                f"Column {name}: the series holds {len(volumes)} b-values; use column dwi.",
+            )
         return next(iter(volumes.values()))
     image = _read_image(path, name)
     if image.GetDimension() != 3:
@@ -151,24 +169,32 @@ def _read_image(path: Path, name: str) -> sitk.Image:
         return sitk.ReadImage(str(path), sitk.sitkFloat32)
     except RuntimeError:  # SimpleITK's message holds the path, which may name the patient
         raise StudyError(
-            "unreadable", f"Column {name}: the {path.suffix or 'file'} file cannot be read as an image ({path.stat().st_size} bytes). Export it again."
+            "unreadable",
+            f"Column {name}: the {path.suffix or 'file'} file is no image that can be read. Export it again.",
         ) from None
 
 
 def _read_dwi(path: Path) -> dict[float, sitk.Image]:
-    """b -> image, from a folder of one DICOM series or from a 4D NIfTI with a .bval file beside it."""
+    """Image of each b-value, from a folder of one DICOM series or from a 4D NIfTI with a .bval file beside it."""
     if path.is_dir():
         series = {b: image for b, image in read_series(path).items() if b is not None}
         if not series:
-            raise StudyError("b_unknown", "Column dwi: the series has no b-values. Give an ADC map and a high-b image instead.")
+            raise StudyError(
+                "b_unknown", "Column dwi: the series has no b-values. Give an ADC map and a high-b image instead."
+            )
         return series
     table = path.parent / (path.name.split(".")[0] + ".bval")
     if not table.is_file():
-        raise StudyError("b_unknown", "Column dwi: there is no .bval file beside the image, so its b-values are unknown.")
+        raise StudyError(
+            "b_unknown", "Column dwi: there is no .bval file beside the image, so its b-values are unknown."
+        )
     image = _read_image(path, "dwi")
     values = [float(text) for text in table.read_text().split()]
     if image.GetDimension() != 4 or image.GetSize()[3] != len(values):
-        raise StudyError("b_unknown", f"Column dwi: an image of size {image.GetSize()} does not fit {len(values)} b-values in its .bval file.")
+        raise StudyError(
+            "b_unknown",
+            f"Column dwi: an image of size {image.GetSize()} does not fit {len(values)} b-values in its .bval file.",
+        )
     frames: dict[float, list[sitk.Image]] = {}
     for number, b in enumerate(values):
         frames.setdefault(round(b / 50) * 50.0, []).append(image[:, :, :, number])

@@ -1,0 +1,42 @@
+"""Pictures of a scored exam."""
+
+import io
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from torch import Tensor
+
+_HEIGHTS = (0.3, 0.5, 0.7)  # of the grid, feet to head: apex, middle and base of a gland in the middle
+
+
+def study_picture(image: Tensor, spacing: Sequence[float], title: str) -> bytes:
+    """PNG of one prepared exam: T2, registered ADC, and ADC's colours over T2, at three heights.
+
+    Args:
+        image: ``(3, X, Y, Z)``, as the network sees it: ADC in [0, 1] (3000e-6 mm2/s), high b-value, T2 (z-scores).
+        spacing: Millimetres along X, Y and Z.
+        title: One line above; must not identify the patient.
+    """
+    adc, _, t2 = (channel.numpy() for channel in image)
+    figure = Figure(figsize=(9, 9.4), facecolor="black", layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, color="white", fontsize=12)
+    axes = figure.subplots(len(_HEIGHTS), 3)
+    aspect = spacing[1] / spacing[0]
+    low, high = np.percentile(t2, (1, 99))
+    for row, height in zip(axes, _HEIGHTS, strict=True):
+        level = int(height * t2.shape[2])
+        anatomy, map_ = t2[:, :, level].T, adc[:, :, level].T
+        gray = {"cmap": "gray", "aspect": aspect, "interpolation": "bilinear"}
+        row[0].imshow(anatomy, vmin=low, vmax=high, **gray)
+        row[1].imshow(map_, vmin=0, vmax=0.8, **gray)
+        row[2].imshow(anatomy, vmin=low, vmax=high, **gray)
+        row[2].imshow(map_, vmin=0, vmax=0.8, cmap="inferno", alpha=0.45, aspect=aspect)
+        for axis, name in zip(row, ("T2", "ADC, registered", "ADC over T2"), strict=True):
+            axis.set_title(f"{name}, slice {level + 1}", color="white", fontsize=9)
+            axis.axis("off")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=80, metadata={"Software": None})
+    return buffer.getvalue()
