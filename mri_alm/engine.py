@@ -23,7 +23,7 @@ class IndexedTrainer(SupervisedTrainer):
     """MONAI's trainer, with the loss called as ``loss(logits, label, index=batch["index"])``, then the dual step."""
 
     def _iteration(self, engine: Any, batchdata: dict[str, Any]) -> dict[str, Any]:
-        objective = cast(AugmentedLagrangian, self.loss_function)  # type: ignore[has-type]
+        objective = cast(AugmentedLagrangian, self.loss_function)
         objective.train()
         self.loss_function: Any = partial(objective, index=batchdata["index"].to(engine.state.device))
         try:
@@ -73,8 +73,8 @@ class EpochEnd:
     """After each epoch's validation: let mu follow the metric, report, keep the best model, save everything.
 
     ``model.pt`` (weights of the best validation AUC; the earlier epoch on a tie) is written before ``last.pt`` (all
-    that the next epoch depends on): whatever the moment of a crash, starting again repeats the unfinished epoch and ends the
-    same.
+    that the next epoch depends on): whatever the moment of a crash, starting again repeats the unfinished epoch and
+    ends the same.
 
     Args:
         folder: Where to write; TensorBoard's event files too.

@@ -26,7 +26,7 @@ Array = NDArray[np.float32]
 
 B_VALUES = ((0.0, 400.0, 800.0), (50.0, 400.0, 800.0))
 """The acquired b-values of a study in s/mm2: one of these sets."""
-HIGH_B = 1400.0
+HIGH_B = 2000.0
 """The b-value, in s/mm2, of the calculated image."""
 T2_ECHO_MS, DWI_ECHO_MS = 100.0, 70.0
 MAX_SHIFT_MM = 6.0

@@ -17,18 +17,18 @@ from scipy import ndimage
 from mri_alm.phantom_canvas import TISSUES, Array, Canvas, Lesion, Part, Vector
 
 MIXTURE: tuple[tuple[str, int, int, float], ...] = (
-    ("nothing", 0, 0, 0.22),
-    ("clear cancer", 2, 2, 0.14),
-    ("T2 only, equivocal", 1, 0, 0.24),
-    ("T2 only, clear", 2, 0, 0.08),
-    ("diffusion only, equivocal", 0, 1, 0.24),
-    ("diffusion only, clear", 0, 2, 0.08),
+    ("nothing", 0, 0, 0.30),
+    ("clear cancer", 2, 2, 0.06),
+    ("T2 only, equivocal", 1, 0, 0.30),
+    ("T2 only, clear", 2, 0, 0.02),
+    ("diffusion only, equivocal", 0, 1, 0.30),
+    ("diffusion only, clear", 0, 2, 0.02),
 )
 """Negatives: name, grade on T2, grade on diffusion (0 none, 1 equivocal, 2 clear), share."""
-GRADE_STRENGTH = ((0.0, 0.0), (0.5, 0.7), (0.9, 1.05))
+GRADE_STRENGTH = ((0.0, 0.0), (0.75, 0.9), (1.0, 1.1))
 """How far a lesion of each grade lies between its zone (0) and ``CANCER`` (1): lowest and highest."""
 
-TEXTURE = {"t2": 0.15, "adc": 0.06}
+TEXTURE = {"t2": 0.10, "adc": 0.06}
 """Standard deviation of the gland's T2 and ADC around their zone's value, as a share of it; half as much in fat."""
 
 _POWER = 2.4  # of the gland's superellipsoid: between an ellipsoid (2) and a box
@@ -166,8 +166,8 @@ def draw_grades(rng: np.random.Generator, label: int) -> tuple[str, tuple[int, i
 
 
 def draw_lesion(rng: np.random.Generator, site: Vector, grades: tuple[int, int]) -> Lesion:
-    """Draw a lesion's size (equivalent diameter 12.6 mm median), form and strengths around ``site``."""
-    diameter = 12.6 * math.exp(np.clip(rng.normal(), -1.65, 1.65) * 0.42)
+    """Draw a lesion's size (equivalent diameter 15 mm median, 9 to 25), form and strengths around ``site``."""
+    diameter = 15 * math.exp(np.clip(rng.normal(), -1.65, 1.65) * 0.3)
     form = np.exp(rng.normal(0, 0.15, 3))
     radii = diameter / 2 * form / math.prod(form) ** (1 / 3)
     t2, adc = (float(rng.uniform(*GRADE_STRENGTH[grade])) for grade in grades)
@@ -217,15 +217,13 @@ def _draw_pelvis(rng: np.random.Generator, radii: Vector) -> tuple[Part, ...]:
 
 
 def _draw_vessel(rng: np.random.Generator, radii: Vector) -> Part:
-    """A vein or a nerve bundle in the fat close around the gland, mostly behind and beside it."""
+    """A vein in the fat close around the gland."""
     turn, away = rng.uniform(0, 2 * math.pi), rng.uniform(1.12, 1.4)
     a, b, c = radii
     centre = (a * away * math.cos(turn), b * (away + 0.05) * math.sin(turn), c * float(rng.uniform(-0.8, 0.9)))
     size = rng.uniform((1.2, 1.2, 4), (3.0, 2.5, 12))
-    tissue = "vein" if rng.random() < 0.6 else "muscle"
-    return Part(
-        tissue, centre, (float(size[0]), float(size[1]), float(size[2])), tilt=(0, float(rng.uniform(-0.5, 0.5)))
-    )
+    half = (float(size[0]), float(size[1]), float(size[2]))
+    return Part("vein", centre, half, tilt=(0, float(rng.uniform(-0.5, 0.5))))
 
 
 def _draw_nodules(rng: np.random.Generator, radii: Vector) -> tuple[Part, ...]:

@@ -32,12 +32,12 @@ TISSUES: dict[str, dict[str, float]] = {
     "vein": {"density": 1.00, "water": 0.70, "t2": 220, "adc": 1900},
     "capsule": {"density": 0.80, "water": 0.75, "t2": 55, "adc": 1200},
     "peripheral": {"density": 1.00, "water": 0.95, "t2": 150, "adc": 1600},
-    "transition": {"density": 0.95, "water": 0.90, "t2": 98, "adc": 1300},
-    "stroma": {"density": 0.85, "water": 0.80, "t2": 60, "adc": 1150},
-    "stromal nodule": {"density": 0.95, "water": 0.90, "t2": 76, "adc": 1180},
+    "transition": {"density": 0.95, "water": 0.90, "t2": 112, "adc": 1300},
+    "stroma": {"density": 0.85, "water": 0.80, "t2": 80, "adc": 1150},
+    "stromal nodule": {"density": 0.95, "water": 0.90, "t2": 88, "adc": 1180},
     "glandular nodule": {"density": 1.00, "water": 0.95, "t2": 140, "adc": 1550},
 }
-CANCER = {"t2": 72.0, "adc": 650.0}
+CANCER = {"t2": 65.0, "adc": 550.0}
 """T2 in ms and ADC in 1e-6 mm2/s of a lesion that is clear on T2 and on diffusion."""
 
 
@@ -140,7 +140,7 @@ class Canvas:
         return level
 
     def lesion_share(self, lesion: Lesion) -> tuple[tuple[slice, ...], Array]:
-        """A window around a lesion, and how much of each voxel there it fills (0 to 1): its edge is uneven and 2 mm wide."""
+        """A window around a lesion, and how much of each voxel it fills (0 to 1); its edge is uneven and 2 mm wide."""
         window = self.window(lesion.centre, np.array(lesion.radii) + 4)
         level = self.level(window, Part("lesion", lesion.centre, lesion.radii), ripple=1.0)
         return window, np.clip(np.float32(0.5) - np.float32(0.5) * level, 0, 1)

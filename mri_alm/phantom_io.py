@@ -42,7 +42,7 @@ class Row:
         return f"phantom_{self.index:04d}"
 
 
-def make_cohort(  # noqa: PLR0913  all by name
+def make_cohort(
     folder: Path,
     *,
     train: int,

@@ -44,7 +44,7 @@ class Template:
     to_diffusion: sitk.Transform
 
 
-def make_template_cohort(  # noqa: PLR0913  all by name
+def make_template_cohort(
     folder: Path,
     templates: Path,
     *,

@@ -23,7 +23,7 @@ class LoadProstateStudyd(Transform):
     """Read one exam: the paths of a manifest row become the volumes T2, ADC and high-b, each still on its own grid.
 
     ``dicom`` is the folder of one study (or its :class:`~mri_alm.dicom.StudyFiles`) whose series are recognised;
-    otherwise ``t2`` and either ``adc`` and ``hbv`` or ``dwi`` are files (NIfTI, MHA, NRRD) or folders of a DICOM series.
+    otherwise ``t2`` and either ``adc`` and ``hbv`` or ``dwi`` are files (NIfTI, MHA, NRRD) or DICOM series folders.
     From ``dwi`` the ADC map is fitted where no ``adc`` is given, and its highest b-value is the high-b image.
 
     Adds to the item ``t2``, ``adc`` (1e-6 mm2/s) and ``hbv``: MetaTensors ``(1, X, Y, Z)`` float32, RAS millimetres;
@@ -85,7 +85,7 @@ class RegisterDiffusiond(Transform):
         if coverage < 0.5:
             raise StudyError(
                 "no_overlap",
-                f"Only {coverage:.0%} of the region about T2's centre has diffusion data. Do the series belong together?",
+                f"Only {coverage:.0%} of the region about T2's centre has diffusion data. Do they belong together?",
             )
         item |= {
             name: to_metatensor(image)

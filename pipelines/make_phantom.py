@@ -4,7 +4,7 @@
     python pipelines/make_phantom.py cohorts/real_anatomy --train 72 --test 27 --template EXAMS --masks MASKS
 
 With --template the lesions are implanted into real exams, warped at random. Training and test studies then share the
-few templates, so such a cohort only shows that everything runs; no number from either kind says anything about patients.
+few templates, so such a cohort only shows that everything runs. No number from either kind is a clinical one.
 Starting a stopped command again completes the cohort.
 """
 
