@@ -2,13 +2,15 @@
 
 import hashlib
 import hmac
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pydicom
 import SimpleITK as sitk  # noqa: N813
-from pydicom.dataset import Dataset
+from pydicom.dataset import Dataset, FileDataset
+from pydicom.uid import EnhancedMRImageStorage, MRImageStorage
 
 from mri_alm.diffusion import GE_B, PHILIPS_B, SIEMENS_B, UIH_B
 from mri_alm.errors import InputError, StudyError
@@ -76,8 +78,8 @@ def study_key(uid: str, salt: str) -> str:
 def find_studies(root: Path) -> list[StudyFiles]:
     """Studies in a directory tree with any file names, ordered by their first file.
 
-    Every file ends up in exactly one study, as image, ignored or failed. A file of no study belongs to the study
-    nearest to it; a top folder with unreadable files and no study at all becomes a study of its own without images, so
+    Every file ends up in exactly one study, as image, ignored or failed. A file that is no image counts with the study
+    nearest to it; a top folder with unreadable files and no image at all becomes a study of its own without images, so
     that it cannot vanish in silence.
 
     Raises:
@@ -102,67 +104,87 @@ def find_studies(root: Path) -> list[StudyFiles]:
         seen.add(instance)
         study.files.append(file)
         study.headers.append(header)
+    homes = _homes(studies.values())
     for file, reason, failed in strays:
-        study = _nearest(studies, file, root)
+        study = _nearest(file, root, homes, failed) or studies.setdefault(uid := _top(file, root), StudyFiles(uid))
         (study.failed if failed else study.ignored)[file] = reason
     if not studies:
         raise InputError(f"{root}: the folder is empty. Give a folder with DICOM files.")
     return list(studies.values())
 
 
-def _nearest(studies: dict[str, StudyFiles], file: Path, root: Path) -> StudyFiles:
-    """The study whose images lie closest to a file in the tree, or a placeholder for its top folder."""
-    for folder in file.relative_to(root).parents:
-        here = root / folder
-        if folder == Path() and len(file.relative_to(root).parents) > 1:
-            break  # another study's folder would hide this one
-        for study in studies.values():
-            if any(other.is_relative_to(here) for other in study.files):
-                return study
-    top = file.relative_to(root).parts[0]
-    return studies.setdefault(f"folder:{top}", StudyFiles(f"folder:{top}"))
+def _homes(studies: Iterable[StudyFiles]) -> dict[Path, StudyFiles]:
+    """Every folder with images somewhere below it -> its first study."""
+    homes: dict[Path, StudyFiles] = {}
+    for study in studies:
+        for folder in (folder for file in study.files for folder in file.parents):
+            homes.setdefault(folder, study)
+    return homes
+
+
+def _nearest(file: Path, root: Path, homes: dict[Path, StudyFiles], failed: bool) -> StudyFiles | None:
+    """The study whose images lie closest to a file; none for a failed file in a top folder without any study."""
+    for folder in file.parents:
+        if folder == root and failed and file.parent != root:
+            return None
+        if folder in homes:
+            return homes[folder]
+    return None
+
+
+def _top(file: Path, root: Path) -> str:
+    return f"folder:{file.relative_to(root).parts[0] if file.parent != root else ''}"
 
 
 def _read_header(file: Path) -> tuple[Dataset | None, str, bool]:
     """The image header of a file, or None with the reason and whether the file should have been readable."""
-    with file.open("rb") as stream:
-        start = stream.read(132)
-    if start.startswith(b"version https://git-lfs"):
-        return None, "Git LFS pointer instead of data", True
-    if start.startswith(b"PK\x03\x04"):
-        return None, "zip archive; unpack it first", True
-    # Some exports lack the preamble and begin with the first element of group 2 or 8.
-    if start[128:] != b"DICM" and start[:2] not in (b"\x02\x00", b"\x08\x00"):
-        return None, "not DICOM", False
     try:
+        with file.open("rb") as stream:
+            start = stream.read(132)
+        if start.startswith((b"version https://git-lfs", b"PK\x03\x04")):
+            return (
+                None,
+                "zip archive; unpack it first" if start[:2] == b"PK" else "Git LFS pointer instead of data",
+                True,
+            )
+        # Some exports lack the preamble and begin with the first element of group 2 or 8.
+        if start[128:] != b"DICM" and start[:2] not in (b"\x02\x00", b"\x08\x00"):
+            return None, "not DICOM", False
         header = pydicom.dcmread(file, stop_before_pixels=True, specific_tags=HEADER_TAGS, force=True)
-        if str(header.file_meta.get("MediaStorageSOPClassUID")) == DICOMDIR:
-            return None, "DICOMDIR", False
-        if "Rows" not in header or "SeriesInstanceUID" not in header:
-            return None, "DICOM without an image", False
-        if int(header.get("SamplesPerPixel") or 1) != 1:
-            return None, "colour picture", False
+        if reason := _no_image(header):
+            return None, reason, False
         frames_of(file, header)
     except DAMAGED as error:
         return None, f"damaged DICOM ({type(error).__name__})", True
     return header, "", False
 
 
+def _no_image(header: FileDataset) -> str:
+    """Why a readable header is none of a grey-scale image, or nothing."""
+    if str(header.file_meta.get("MediaStorageSOPClassUID")) == DICOMDIR:
+        return "DICOMDIR"
+    if "Rows" not in header:
+        if header.get("SOPClassUID", "") in ("", MRImageStorage, EnhancedMRImageStorage):
+            raise EOFError("the header ends before the image")
+        return "DICOM without an image"
+    return "" if int(header.get("SamplesPerPixel") or 1) == 1 else "colour picture"
+
+
 def read_study(files: StudyFiles, *, rules: Path | None = None) -> Study:
     """Choose and build the volumes of one study.
 
-    T2: axial, in the diffusion's frame of reference, most slices, then the latest. Diffusion: the set of
-    series on one grid and echo time for which an ADC can be had, most acquired b-values, then the highest b, then the
-    latest. ADC: the scanner's map on that grid nearest in time, otherwise fitted over all acquired b-values. A candidate
-    that cannot be built (a missing slice) is passed over with a warning when another one can.
+    T2: axial, in the diffusion's frame of reference, most slices, then the latest. Diffusion: the set of series on one
+    grid and echo time for which an ADC can be had, most acquired b-values, then the highest b, then the latest. ADC:
+    the scanner's map on that grid nearest in time, otherwise fitted over all acquired b-values. A candidate that cannot
+    be built (a missing slice) is passed over with a warning when another one can.
 
     Args:
         files: From :func:`find_studies`.
         rules: Role rules to use instead of the shipped ``series_rules.json``.
 
     Raises:
-        StudyError: With a code for the kind of refusal: ``pointer``, ``no_images``, ``no_t2``, ``no_diffusion``, ``mosaic``,
-            ``b_unknown``, ``frames_differ``, ``adc_units``, ``adc_unfit`` or one of
+        StudyError: With a code for the kind of refusal: ``pointer``, ``no_images``, ``no_t2``, ``no_diffusion``,
+            ``mosaic``, ``b_unknown``, ``frames_differ``, ``adc_units``, ``adc_unfit`` or one of
             :func:`mri_alm.volume.build_volume`.
     """
     _refuse_empty(files)

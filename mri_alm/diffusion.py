@@ -105,12 +105,9 @@ def _unit(adc: sitk.Image) -> int:
 def _number(value: object) -> float | None:
     """A header value of any representation (text, bytes, list of which the first counts) as a finite float >= 0."""
     if isinstance(value, bytes):
-        # An implicit-VR reader hands a private double over as its eight raw bytes.
-        value = (
-            np.frombuffer(value, "<f8")[0]
-            if len(value) == 8 and not value.strip().isdigit()
-            else value.decode("latin1")
-        )
+        # A reader that does not know a private tag hands its bytes over: digits, or the eight bytes of a double.
+        text = value.decode("latin1").split("\\")[0].strip("\x00 ")
+        value = np.frombuffer(value, "<f8")[0] if len(value) == 8 and not text.isdigit() else text
     elif not isinstance(value, str) and hasattr(value, "__len__") and hasattr(value, "__getitem__"):
         return _number(value[0]) if len(value) else None
     try:

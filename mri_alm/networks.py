@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from monai.networks.blocks import Convolution
+from monai.networks.blocks import ADN, Convolution
 from torch import Tensor, nn
 
 from mri_alm.errors import InputError
@@ -13,10 +13,10 @@ from mri_alm.errors import InputError
 class TwoBranchCNN(nn.Module):
     """Two identical, parallel 3D paths, one for diffusion and one for T2, that meet in the fully connected layer.
 
-    Each stage of a path is convolution (kernel 3), normalisation (optional), ReLU and max-pooling by 2; after the last
+    Each stage of a path is convolution (kernel 3), max-pooling by 2, normalisation (optional) and ReLU; after the last
     stage the feature maps are reduced to their maximum and mean over space, so that any image size fits. The paths do
     not share weights. With the default three stages a feature sees 22 voxels along each axis (its receptive field:
-    3 -> 4 -> 8 -> 10 -> 18 -> 22), that is 44 x 44 x 66 mm on the default grid of 2 x 2 x 3 mm, and the network has
+    3 -> 4 -> 8 -> 10 -> 18 -> 22), that is 62 x 62 x 66 mm on the default grid of 2.8 x 2.8 x 3 mm, and the network has
     35 449 parameters (two diffusion channels and one T2 channel, no normalisation).
 
     Args:
@@ -67,7 +67,8 @@ class TwoBranchCNN(nn.Module):
 def _path(channels: int, features: Sequence[int], norm: Any) -> nn.Sequential:
     stages: list[nn.Module] = []
     for width in features:
-        block = Convolution(3, channels, width, kernel_size=3, act="RELU", norm=norm, adn_ordering="NA")
-        stages += [block, nn.MaxPool3d(2)]
+        convolution = Convolution(3, channels, width, kernel_size=3, conv_only=True)
+        # Pooling first is the same function up to the normalisation's statistics, on an eighth of the voxels.
+        stages += [convolution, nn.MaxPool3d(2), ADN("NA", in_channels=width, act="RELU", norm=norm, norm_dim=3)]
         channels = width
     return nn.Sequential(*stages)

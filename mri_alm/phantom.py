@@ -1,9 +1,10 @@
 """Synthetic prostate exams: a pelvis made of ellipsoids, imaged as axial T2 and as diffusion.
 
-They let the whole job run without patient data, with a truth that is known. "DCE needed" is an *equivocal* lesion:
-half-way changed on T2 **and** on diffusion. Negatives have no lesion, a clear cancer (both sequences fully changed) or
-a finding on one sequence only (inflammation, nodules), so either sequence alone tells only part. Sizes, zones and
-lesion sites follow figures measured on 1,500 public exams (see `docs/`). No number from a phantom is a clinical one.
+They let the whole job run without patient data, with a truth that is known. "DCE needed" is an *equivocal* finding:
+T2 shows a dark peripheral zone with a moderately dark focus, **and** diffusion a moderate restriction in the same
+focus. Negatives have no lesion, a clear cancer, or a finding on one sequence only (inflammation on T2, a bright spot on
+diffusion), so that either sequence alone tells only part. Gland, zones and lesion sites follow figures measured on
+1,500 public exams (see `docs/`). No number from a phantom is a clinical one.
 
 Coordinates are LPS millimetres: x to the patient's left, y to the back, z to the head.
 """

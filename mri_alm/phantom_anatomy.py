@@ -6,7 +6,7 @@ the two agree in every point.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,16 +17,21 @@ from scipy import ndimage
 from mri_alm.phantom_canvas import TISSUES, Array, Canvas, Lesion, Part, Vector
 
 MIXTURE: tuple[tuple[str, int, int, float], ...] = (
-    ("nothing", 0, 0, 0.30),
+    ("nothing", 0, 0, 0.22),
     ("clear cancer", 2, 2, 0.06),
-    ("T2 only, equivocal", 1, 0, 0.30),
+    ("T2 only, equivocal", 1, 0, 0.34),
     ("T2 only, clear", 2, 0, 0.02),
-    ("diffusion only, equivocal", 0, 1, 0.30),
+    ("diffusion only, equivocal", 0, 1, 0.34),
     ("diffusion only, clear", 0, 2, 0.02),
 )
 """Negatives: name, grade on T2, grade on diffusion (0 none, 1 equivocal, 2 clear), share."""
-GRADE_STRENGTH = ((0.0, 0.0), (0.75, 0.9), (1.0, 1.1))
+GRADE_STRENGTH = ((0.0, 0.0), (0.5, 0.9), (1.0, 1.1))
 """How far a lesion of each grade lies between its zone (0) and ``CANCER`` (1): lowest and highest."""
+
+INFLAMED_T2 = 85.0
+"""T2 in ms of a peripheral zone that is dark as a whole, as in inflammation."""
+PERIPHERAL_CHANGE = ((0.0, 0.4), (0.4, 1.0))
+"""How dark the peripheral zone is (0 healthy, 1 ``INFLAMED_T2``) without and with an equivocal finding on T2."""
 
 TEXTURE = {"t2": 0.10, "adc": 0.06}
 """Standard deviation of the gland's T2 and ADC around their zone's value, as a share of it; half as much in fat."""
@@ -43,6 +48,7 @@ class Anatomy:
         radii: The gland's half-axes: sideways, front to back, head to feet.
         bend: How far the gland's sides lie behind its middle, as a share of the front-to-back half-axis.
         transition_share: Share of the gland's volume in the transition zone.
+        peripheral_t2: T2 of the peripheral zone in ms.
         pelvis: Everything outside the gland, in painting order.
         nodules: Nodules of the transition zone and the anterior stroma.
         lesions: Lesions, painted last.
@@ -54,6 +60,7 @@ class Anatomy:
     radii: Vector
     bend: float
     transition_share: float
+    peripheral_t2: float
     pelvis: tuple[Part, ...]
     nodules: tuple[Part, ...]
     lesions: tuple[Lesion, ...]
@@ -103,7 +110,7 @@ class Anatomy:
         inner = (self.transition_norm(points) - edge) * np.float32(0.75 * min(self.radii))
         inner = np.maximum(inner, surface)
         canvas.fill(window, surface - 0.3, TISSUES["capsule"])
-        canvas.fill(window, surface + 0.3, TISSUES["peripheral"])
+        canvas.fill(window, surface + 0.3, TISSUES["peripheral"] | {"t2": self.peripheral_t2})
         canvas.fill(window, np.maximum(inner, surface + 0.3) - 0.2, TISSUES["capsule"])
         canvas.fill(window, inner + 0.5, TISSUES["transition"])
         variation = np.clip(0.5 - surface, 0, 1) * canvas.texture[window]
@@ -149,12 +156,21 @@ def draw_anatomy(rng: np.random.Generator, label: int) -> Anatomy:
     bend = float(rng.uniform(0.05, 0.25))
     kind, grades = draw_grades(rng, label)
     size: Vector = (float(radii[0]), float(radii[1]), float(radii[2]))
-    parts = {"pelvis": _draw_pelvis(rng, size), "nodules": _draw_nodules(rng, size)}
-    texture = draw_texture(rng)
-    frame = Anatomy(size, bend, transition / volume, **parts, lesions=(), kind=kind, grades=grades, texture=texture)
+    healthy = TISSUES["peripheral"]["t2"]
+    frame = Anatomy(
+        radii=size,
+        bend=bend,
+        transition_share=transition / volume,
+        peripheral_t2=healthy + draw_peripheral_change(rng, grades[0]) * (INFLAMED_T2 - healthy),
+        pelvis=_draw_pelvis(rng, size),
+        nodules=_draw_nodules(rng, size),
+        lesions=(),
+        kind=kind,
+        grades=grades,
+        texture=draw_texture(rng),
+    )
     count = 0 if grades == (0, 0) else 1 + int(rng.random() < 0.08)
-    lesions = tuple(draw_lesion(rng, _draw_site(rng, frame), grades) for _ in range(count))
-    return Anatomy(**{**frame.__dict__, "lesions": lesions})
+    return replace(frame, lesions=tuple(draw_lesion(rng, _draw_site(rng, frame), grades) for _ in range(count)))
 
 
 def draw_grades(rng: np.random.Generator, label: int) -> tuple[str, tuple[int, int]]:
@@ -163,6 +179,11 @@ def draw_grades(rng: np.random.Generator, label: int) -> tuple[str, tuple[int, i
         return "equivocal on both", (1, 1)
     kind, t2, diffusion, _ = MIXTURE[int(rng.choice(len(MIXTURE), p=[share for *_, share in MIXTURE]))]
     return kind, (t2, diffusion)
+
+
+def draw_peripheral_change(rng: np.random.Generator, t2_grade: int) -> float:
+    """Draw how far the peripheral zone lies between healthy (0) and ``INFLAMED_T2`` (1)."""
+    return float(rng.uniform(*PERIPHERAL_CHANGE[t2_grade == 1]))
 
 
 def draw_lesion(rng: np.random.Generator, site: Vector, grades: tuple[int, int]) -> Lesion:
@@ -177,7 +198,7 @@ def draw_lesion(rng: np.random.Generator, site: Vector, grades: tuple[int, int])
 def _draw_site(rng: np.random.Generator, anatomy: Anatomy) -> Vector:
     """Draw where a lesion's centre lies inside the gland; scaled to its box: |x| 0.45 median, y +0.25, z 0."""
     while True:
-        place = rng.normal((0, 0.25, 0), (0.7, 0.5, 0.43)) * anatomy.radii
+        place = rng.normal((0.5, 0.4, 0), (0.25, 0.55, 0.5)) * (rng.choice([-1, 1]), 1, 1) * anatomy.radii
         if anatomy.gland_norm([np.array([c], np.float32) for c in place])[0] < 0.85:
             return (float(place[0]), float(place[1]), float(place[2]))
 

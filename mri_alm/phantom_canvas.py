@@ -12,30 +12,24 @@ Array = NDArray[np.float32]
 Vector = tuple[float, float, float]
 
 # density: signal of T2-weighted images before T2 decay; water: the same for fat-suppressed diffusion;
-# t2 in ms; adc in 1e-6 mm2/s. Order of magnitude as at 3 T; fat is denser than water because fast spin echo shows it
-# brighter than its T2 tells.
+# t2 in ms; adc in 1e-6 mm2/s. Order of magnitude as at 3 T.
 TISSUES: dict[str, dict[str, float]] = {
-    "fat": {
-        "density": 1.65,
-        "water": 0.04,
-        "t2": 78,
-        "adc": 500,
-    },  # fast spin echo shows fat brighter than its T2 tells
+    "fat": {"density": 1.09, "water": 0.04, "t2": 100, "adc": 1300},
     "muscle": {"density": 0.75, "water": 0.75, "t2": 40, "adc": 1350},
     "marrow": {"density": 0.60, "water": 0.12, "t2": 90, "adc": 500},
     "cortex": {"density": 0.10, "water": 0.05, "t2": 40, "adc": 600},
-    "urine": {"density": 1.00, "water": 1.00, "t2": 550, "adc": 2900},
-    "vesicle": {"density": 1.00, "water": 0.90, "t2": 190, "adc": 1800},
+    "urine": {"density": 0.55, "water": 1.00, "t2": 550, "adc": 2900},
+    "vesicle": {"density": 0.75, "water": 0.90, "t2": 190, "adc": 1800},
     "wall": {"density": 0.80, "water": 0.70, "t2": 62, "adc": 1250},
     "gas": {"density": 0.02, "water": 0.02, "t2": 40, "adc": 1000},
     "stool": {"density": 0.60, "water": 0.30, "t2": 70, "adc": 1300},
-    "vein": {"density": 1.00, "water": 0.70, "t2": 220, "adc": 1900},
+    "vein": {"density": 0.70, "water": 0.70, "t2": 220, "adc": 1900},
     "capsule": {"density": 0.80, "water": 0.75, "t2": 55, "adc": 1200},
-    "peripheral": {"density": 1.00, "water": 0.95, "t2": 150, "adc": 1600},
+    "peripheral": {"density": 1.10, "water": 0.95, "t2": 165, "adc": 1600},
     "transition": {"density": 0.95, "water": 0.90, "t2": 112, "adc": 1300},
     "stroma": {"density": 0.85, "water": 0.80, "t2": 80, "adc": 1150},
     "stromal nodule": {"density": 0.95, "water": 0.90, "t2": 88, "adc": 1180},
-    "glandular nodule": {"density": 1.00, "water": 0.95, "t2": 140, "adc": 1550},
+    "glandular nodule": {"density": 1.00, "water": 0.95, "t2": 125, "adc": 1550},
 }
 CANCER = {"t2": 65.0, "adc": 550.0}
 """T2 in ms and ADC in 1e-6 mm2/s of a lesion that is clear on T2 and on diffusion."""

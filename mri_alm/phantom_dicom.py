@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import SimpleITK as sitk  # noqa: N813
@@ -12,6 +13,42 @@ from pydicom.uid import ExplicitVRLittleEndian, MRImageStorage
 
 from mri_alm.phantom import DWI_ECHO_MS, HIGH_B, T2_ECHO_MS, PhantomStudy
 
+_COMMON: dict[str, Any] = {
+    "SOPClassUID": MRImageStorage,
+    "PatientName": "PHANTOM",
+    "PatientBirthDate": "",
+    "PatientSex": "M",
+    "PatientIdentityRemoved": "YES",
+    "DeidentificationMethod": "synthetic, no person",
+    "StudyDate": "20000101",
+    "StudyTime": "120000",
+    "SeriesDate": "20000101",
+    "AccessionNumber": "",
+    "ReferringPhysicianName": "",
+    "StudyID": "",
+    "Modality": "MR",
+    "Manufacturer": "mri-alm",
+    "ManufacturerModelName": "phantom",
+    "MagneticFieldStrength": 3.0,
+    "BodyPartExamined": "PROSTATE",
+    "PatientPosition": "HFS",
+    "PositionReferenceIndicator": "",
+    "ScanningSequence": "SE",
+    "SequenceVariant": "SK",
+    "ScanOptions": "",
+    "MRAcquisitionType": "2D",
+    "RepetitionTime": 5000.0,
+    "EchoTrainLength": 1,
+    "SamplesPerPixel": 1,
+    "PhotometricInterpretation": "MONOCHROME2",
+    "BitsAllocated": 16,
+    "BitsStored": 16,
+    "HighBit": 15,
+    "PixelRepresentation": 1,
+    "RescaleSlope": "1",
+    "RescaleIntercept": "0",
+    "RescaleType": "US",
+}
 _PLANES = {"sagittal": (0, 1, 0, 0, 0, -1), "coronal": (1, 0, 0, 0, 0, -1), "axial": (1, 0, 0, 0, 1, 0)}
 
 
@@ -37,15 +74,15 @@ def write_dicom_study(study: PhantomStudy, folder: Path) -> None:
     for series in _series(study):
         place = folder / f"s{series.number:02d}_{series.description}"
         place.mkdir(parents=True, exist_ok=True)
-        count = 0
-        for image, b in series.images:
-            for number in range(image.GetSize()[2]):
-                count += 1
-                ds = _header(series, key, count)
-                _place(ds, image, number)
-                if b is not None:
-                    ds.DiffusionBValue = b
-                ds.save_as(place / f"{count:04d}.dcm", enforce_file_format=True)
+        ds = _header(series, key)
+        slices = [(image, b, number) for image, b in series.images for number in range(image.GetSize()[2])]
+        for count, (image, b, number) in enumerate(slices, 1):
+            ds.InstanceNumber, ds.SOPInstanceUID = count, _uid(key, series.number, count)
+            ds.file_meta.MediaStorageSOPInstanceUID = ds.SOPInstanceUID
+            _place(ds, image, number)
+            if b is not None:
+                ds.DiffusionBValue = b
+            ds.save_as(place / f"{count:04d}.dcm", enforce_file_format=True)
 
 
 def _series(study: PhantomStudy) -> Iterator[_Series]:
@@ -86,42 +123,20 @@ def _uid(*parts: object) -> str:
     return f"2.25.{int.from_bytes(digest, 'big')}"
 
 
-def _header(series: _Series, key: str, instance: int) -> Dataset:
+def _header(series: _Series, key: str) -> Dataset:
+    """Everything that the slices of a series share."""
     ds = Dataset()
-    ds.SOPClassUID, ds.SOPInstanceUID = MRImageStorage, _uid(key, series.number, instance)
+    for keyword, value in _COMMON.items():
+        setattr(ds, keyword, value)
+    ds.StudyInstanceUID, ds.SeriesInstanceUID = _uid(key), _uid(key, series.number)
+    ds.FrameOfReferenceUID = _uid(key, "frame")
+    ds.PatientID = _uid(key)[5:21]
+    ds.SeriesTime = ds.AcquisitionTime = ds.ContentTime = f"12{5 * series.number:02d}00"
+    ds.SeriesNumber, ds.SeriesDescription = series.number, series.description
+    ds.ImageType, ds.EchoTime = list(series.image_type), series.echo_ms
     ds.file_meta = FileMetaDataset()
     ds.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
     ds.file_meta.MediaStorageSOPClassUID = ds.SOPClassUID
-    ds.file_meta.MediaStorageSOPInstanceUID = ds.SOPInstanceUID
-    ds.StudyInstanceUID, ds.SeriesInstanceUID = _uid(key), _uid(key, series.number)
-    ds.FrameOfReferenceUID = _uid(key, "frame")
-    ds.PatientName, ds.PatientID, ds.PatientBirthDate, ds.PatientSex = "PHANTOM", _uid(key)[5:21], "", "M"
-    ds.PatientIdentityRemoved, ds.DeidentificationMethod = "YES", "synthetic: no person"
-    ds.StudyDate, ds.StudyTime, ds.AccessionNumber, ds.ReferringPhysicianName, ds.StudyID = (
-        "20000101",
-        "120000",
-        "",
-        "",
-        "",
-    )
-    ds.SeriesDate, ds.SeriesTime = "20000101", f"12{5 * series.number:02d}00"
-    ds.AcquisitionTime = ds.ContentTime = ds.SeriesTime
-    ds.Modality, ds.Manufacturer, ds.ManufacturerModelName, ds.MagneticFieldStrength = "MR", "mri-alm", "phantom", 3.0
-    ds.ImageType, ds.SeriesDescription = list(series.image_type), series.description
-    ds.SeriesNumber, ds.InstanceNumber, ds.BodyPartExamined, ds.PatientPosition = (
-        series.number,
-        instance,
-        "PROSTATE",
-        "HFS",
-    )
-    ds.ScanningSequence, ds.SequenceVariant, ds.ScanOptions, ds.MRAcquisitionType = "SE", "SK", "", "2D"
-    ds.EchoTime, ds.RepetitionTime, ds.EchoTrainLength, ds.Laterality, ds.PositionReferenceIndicator = (
-        series.echo_ms,
-        5000.0,
-        1,
-        "",
-        "",
-    )
     return ds
 
 
@@ -129,16 +144,11 @@ def _place(ds: Dataset, image: sitk.Image, number: int) -> None:
     """Geometry and pixels of one slice."""
     axes = np.array(image.GetDirection()).reshape(3, 3)
     width, height, gap = image.GetSpacing()
-    ds.PixelSpacing, ds.SliceThickness, ds.SpacingBetweenSlices = (
-        [f"{height:.6g}", f"{width:.6g}"],
-        f"{gap:.6g}",
-        f"{gap:.6g}",
-    )
+    ds.PixelSpacing = [f"{height:.6g}", f"{width:.6g}"]
+    ds.SliceThickness = ds.SpacingBetweenSlices = f"{gap:.6g}"
+    # A decimal string has at most 16 characters.
     ds.ImageOrientationPatient = [f"{c:.12f}"[:16] for c in (*axes[:, 0], *axes[:, 1])]
     ds.ImagePositionPatient = [f"{p:.8f}"[:16] for p in image.TransformIndexToPhysicalPoint((0, 0, number))]
     pixels = sitk.GetArrayViewFromImage(image)[number]
     ds.Rows, ds.Columns = pixels.shape
-    ds.SamplesPerPixel, ds.PhotometricInterpretation = 1, "MONOCHROME2"
-    ds.BitsAllocated, ds.BitsStored, ds.HighBit, ds.PixelRepresentation = 16, 16, 15, 1
-    ds.RescaleSlope, ds.RescaleIntercept, ds.RescaleType = "1", "0", "US"
     ds.PixelData = pixels.astype("<i2").tobytes()

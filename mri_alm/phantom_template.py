@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mri_alm.dicom import find_studies, read_study
 from mri_alm.errors import InputError
 from mri_alm.phantom import DWI_ECHO_MS, MAX_SHIFT_MM, T2_ECHO_MS, PhantomStudy, bias_field, image_of, make_grid
-from mri_alm.phantom_anatomy import draw_grades, draw_lesion, draw_texture
+from mri_alm.phantom_anatomy import INFLAMED_T2, draw_grades, draw_lesion, draw_peripheral_change, draw_texture
 from mri_alm.phantom_canvas import CANCER, TISSUES, Array, Canvas, Lesion, Vector
 from mri_alm.phantom_io import Row, plan_cohort, write_cohort
 from mri_alm.registration import image_centre, register_rigid
@@ -147,6 +147,7 @@ def implant(templates: list[Template], row: Row, *, seed: int = 0) -> PhantomStu
     )
     kind, grades = draw_grades(rng, row.label)
     texture = draw_texture(rng)
+    _darken_peripheral(t2, hbv, (zones, template.hbv, shift), draw_peripheral_change(rng, grades[0]))
     lesions = []
     for _ in range(0 if grades == (0, 0) else 1):
         site, zone = _draw_site(rng, zones)
@@ -240,22 +241,35 @@ def _share(grid: sitk.Image, shift: NDArray[np.float64], lesion: Lesion, texture
     return share
 
 
-def _t2_change(lesion: Lesion, zone: str) -> float:
-    """What a whole lesion adds to its zone's relaxation rate, in 1/ms."""
+def _darken_peripheral(
+    t2: Array, hbv: Array, where: tuple[sitk.Image, sitk.Image, NDArray[np.float64]], change: float
+) -> None:
+    """Darken the peripheral zone by ``change``; ``where``: zones on T2's grid, diffusion's grid and its shift."""
+    zones, grid, shift = where
+    share = sitk.SmoothingRecursiveGaussian(sitk.Cast(zones == 1, sitk.sitkFloat32), 1.0)
+    moved = sitk.Resample(share, grid, sitk.TranslationTransform(3, (-shift).tolist()), sitk.sitkLinear)
+    rate = _rate("peripheral", INFLAMED_T2, change)
+    t2 *= np.exp(np.float32(-T2_ECHO_MS * rate) * sitk.GetArrayViewFromImage(share))
+    hbv *= np.exp(np.float32(-DWI_ECHO_MS * rate) * sitk.GetArrayViewFromImage(moved))
+
+
+def _rate(zone: str, target_t2: float, strength: float) -> float:
+    """What moving a zone's T2 by ``strength`` towards ``target_t2`` (ms) adds to its relaxation rate, in 1/ms."""
     before = TISSUES[zone]["t2"]
-    return 1 / (before + lesion.t2_strength * (CANCER["t2"] - before)) - 1 / before
+    return 1 / (before + strength * (target_t2 - before)) - 1 / before
 
 
 def _implant_t2(t2: Array, share: Array, lesion: Lesion, zone: str) -> None:
     """Darken T2 as the shorter T2 does; the template's own texture stays."""
-    t2 *= np.exp(np.float32(-T2_ECHO_MS * _t2_change(lesion, zone)) * share)
+    t2 *= np.exp(np.float32(-T2_ECHO_MS * _rate(zone, CANCER["t2"], lesion.t2_strength)) * share)
 
 
 def _implant_diffusion(adc: Array, hbv: Array, share: Array, lesion: Lesion, zone: str) -> None:
     """Lower the ADC where there is one, and let the high-b image follow ADC and T2."""
     fall = np.float32(lesion.adc_strength) * share * np.maximum(adc - np.float32(CANCER["adc"]), 0) * (adc > 0)
     adc -= fall
-    hbv *= np.exp(np.float32(ASSUMED_B * 1e-6) * fall - np.float32(DWI_ECHO_MS * _t2_change(lesion, zone)) * share)
+    decay = np.float32(DWI_ECHO_MS * _rate(zone, CANCER["t2"], lesion.t2_strength)) * share
+    hbv *= np.exp(np.float32(ASSUMED_B * 1e-6) * fall - decay)
 
 
 def _finish(rng: np.random.Generator, array: Array, grid: sitk.Image) -> sitk.Image:

@@ -58,7 +58,7 @@ def register_rigid(fixed: sitk.Image, moving: sitk.Image) -> Registration:
     reference = _field(fixed, IN_PLANE_MM)
     moving = _around(sitk.Cast(moving, sitk.sitkFloat32), reference)
     start = sitk.Euler3DTransform()
-    start.SetCenter(image_centre(reference))
+    start.SetCenter(image_centre(fixed))
     coverage = sitk.Resample(_ones(moving), reference, start, sitk.sitkNearestNeighbor)
     if np.mean(sitk.GetArrayViewFromImage(coverage)) < MIN_OVERLAP:
         return Registration(
@@ -143,7 +143,7 @@ def resample(
     result = method.Execute(part)
     if interpolator == "bspline":
         range_of = sitk.MinimumMaximumImageFilter()
-        range_of.Execute(part)
+        range_of.Execute(image)
         result = sitk.Clamp(result, sitk.sitkFloat32, range_of.GetMinimum(), range_of.GetMaximum())
     return sitk.Mask(result, coverage), coverage
 

@@ -119,8 +119,8 @@ def axial_t2(series: Sequence[Series], sets: Sequence[DiffusionSet]) -> list[Ser
     if not fitting:
         raise StudyError(
             "frames_differ",
-            "T2 and diffusion have different frames of reference, so their positions cannot be compared (the patient was "
-            "moved or the exams differ). Export both from one session.",
+            "T2 and diffusion have different frames of reference, so their positions cannot be compared (the patient "
+            "was moved or the exams differ). Export both from one session.",
         )
     return sorted(fitting, key=lambda one: (len(one.positions), one.time, one.number), reverse=True)
 

@@ -1,7 +1,7 @@
 """DICOM headers -> series of placed frames, each series with a role and the reason for it.
 
-The rules are data (``series_rules.json``): a list in order, the first that holds gives the role. A rule holds when every
-condition under ``all`` and at least one under ``any`` holds.
+The rules are data (``series_rules.json``): a list in order, the first that holds gives the role. A rule holds when
+every condition under ``all`` and at least one under ``any`` holds.
 """
 
 import json

@@ -1,0 +1,583 @@
+import math
+import re
+from fractions import Fraction
+from typing import Any
+
+import cooper
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import mri_alm.alm
+from mri_alm import AugmentedLagrangian, MuSchedule
+from mri_alm.errors import InputError
+from mri_alm.losses import BinaryCrossEntropy
+
+# The step worked out by hand in the method notes: three positives, three negatives, logits as scores.
+STEP_SCORE = (0.1, 0.4, -0.3, 0.2, -1.0, 0.9)
+STEP_LABEL = torch.tensor([1, 1, 1, 0, 0, 0])
+STEP_INDEX = torch.tensor([4, 0, 2, 1, 3, 5])
+STEP_LAMBDA = (0.5, 1.0, 2.0)
+
+
+class Zero(nn.Module):
+    """A base loss of zero, still tied to the logits, so that the objective is the ALM term alone."""
+
+    def forward(self, logits: Tensor, label: Tensor) -> Tensor:
+        return 0 * logits.sum()
+
+
+class Weighted(nn.Module):
+    """A base loss with an obvious gradient."""
+
+    def forward(self, logits: Tensor, label: Tensor) -> Tensor:
+        return (logits * torch.arange(1, len(logits) + 1)).sum()
+
+
+def objective(base: nn.Module | None = None, samples: int = 6, **options: Any) -> AugmentedLagrangian:
+    return AugmentedLagrangian(base or Zero(), samples, **{"score": "logit", "mu": 0.1} | options)
+
+
+def worked_step(**options: Any) -> tuple[AugmentedLagrangian, Tensor, Tensor]:
+    alm = objective(**options)
+    alm.multipliers[STEP_INDEX[:3]] = torch.tensor(STEP_LAMBDA, dtype=torch.float64)
+    logits = torch.tensor(STEP_SCORE, dtype=torch.float64, requires_grad=True)
+    return alm, logits, alm(logits, STEP_LABEL, STEP_INDEX)
+
+
+def brute_force(
+    score: list[float], label: list[int], multiplier: list[float], mu: float, delta: float
+) -> tuple[float, list[float]]:
+    """Eq. 5's term and lambda + mu q by a double loop over floats."""
+    positive = [s for s, y in zip(score, label, strict=True) if y]
+    negative = [s for s, y in zip(score, label, strict=True) if not y]
+    q = [math.fsum(max(0.0, delta - (p - n)) for n in negative) for p in positive]
+    pairs = max(len(positive) * len(negative), 1)
+    quadratic = mu / (2 * pairs) * math.fsum(v * v for v in q)
+    linear = math.fsum(m * v for m, v in zip(multiplier, q, strict=True)) / pairs
+    return quadratic + linear, [m + mu * v for m, v in zip(multiplier, q, strict=True)]
+
+
+# --- Exact values ---------------------------------------------------------------------------------------------------
+
+
+def test_one_step_term_and_gradient() -> None:
+    _, logits, loss = worked_step()
+    assert loss.item() == pytest.approx(784 / 1125, rel=1e-14)
+    loss.backward()
+    expected = [-32 / 225, -6 / 25, -37 / 75, 197 / 450, 0, 197 / 450]
+    assert logits.grad is not None
+    assert logits.grad.tolist() == pytest.approx(expected, rel=1e-13)
+
+
+def test_one_step_moves_the_multipliers_of_its_own_samples_only() -> None:
+    alm, _, _ = worked_step()
+    alm.dual_step()
+    assert alm.multipliers[STEP_INDEX[:3]].tolist() == pytest.approx([16 / 25, 27 / 25, 111 / 50], rel=1e-14)
+    assert alm.multipliers[STEP_INDEX[3:]].tolist() == [0, 0, 0]
+
+
+def test_step_uses_the_multipliers_from_before_it_and_a_second_dual_step_does_nothing() -> None:
+    alm, _, loss = worked_step()
+    assert loss.item() == pytest.approx(784 / 1125, rel=1e-14)  # with lambda of before, not 16/25 ...
+    alm.dual_step()
+    once = alm.multipliers.clone()
+    alm.dual_step()
+    assert torch.equal(alm.multipliers, once)
+
+
+def test_theoretical_insights_cost() -> None:
+    score = torch.tensor([-2.0, 5, 4, 0, 1, 2, 3, 7], dtype=torch.float64)
+    label = torch.tensor([1, 1, 1, 0, 0, 0, 0, 0])
+    alm = objective(samples=8, mu=1.0, delta=0)
+    alm.multipliers.fill_(1)
+    assert alm(score, label, torch.arange(8)).item() == pytest.approx(299 / 15, rel=1e-14)
+
+
+@pytest.mark.parametrize("order", ["NNPNNPPNPP", "NNNPNPPNPP"])
+def test_toy_example_cost_and_its_drop(order: str) -> None:
+    # 69/50 mu D^2 + 11/25 lambda D with mu = lambda = D = 1; the swap of the lowest positive saves 39/50 + 3/25.
+    alm = objective(samples=10, mu=1.0, delta=0)
+    alm.multipliers.fill_(1)
+    label = torch.tensor([letter == "P" for letter in order]).long()
+    cost = alm(torch.arange(10, dtype=torch.float64), label, torch.arange(10)).item()
+    total = Fraction(69, 50) + Fraction(11, 25)
+    saved = Fraction(39, 50) + Fraction(3, 25)
+    assert cost == pytest.approx(float(total if order == "NNPNNPPNPP" else total - saved), rel=1e-14)
+
+
+AUC_TRACE = (0.7, 0.6, 0.55, 0.5, 0.44, 0.6, 0.5, 0.44)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (MuSchedule(), [1, 2, 4, 8, 16, 16, 32, 64]),
+        (MuSchedule(margin=0.05, start_epoch=3, forced_epoch=3), [1, 1, 2, 2, 4, 4, 8, 16]),
+        (MuSchedule(cap=5), [1, 2, 4, 5, 5, 5, 5, 5]),
+        (MuSchedule(rho=3, start_epoch=4), [1, 1, 1, 3, 9, 9, 27, 81]),
+    ],
+    ids=["paper", "official", "cap", "late"],
+)
+def test_mu_trace(schedule: MuSchedule, expected: list[int]) -> None:
+    alm = objective(mu=0.5, schedule=schedule)
+    assert [alm.end_epoch(auc)["mu_next"] / 0.5 for auc in AUC_TRACE] == expected
+    assert alm.mu.item() == 0.5 * expected[-1]
+
+
+def test_report_tells_the_mu_that_acted_and_the_next() -> None:
+    alm = objective(mu=1.0)
+    alm.end_epoch(0.9)
+    report = alm.end_epoch(0.8)
+    assert (report["mu"], report["mu_next"]) == (1, 2)
+
+
+def test_a_metric_of_nan_is_as_if_the_epoch_had_no_validation() -> None:
+    alm = objective(mu=1.0)
+    seen = [alm.end_epoch(auc)["mu_next"] for auc in (0.9, math.nan, 0.95, math.nan, 0.9)]
+    assert seen == [1, 1, 1, 1, 2]
+
+
+def test_equal_metric_is_no_fall() -> None:
+    alm = objective(mu=1.0)
+    assert [alm.end_epoch(0.5)["mu_next"] for _ in range(3)] == [1, 1, 1]
+
+
+# --- Independent oracles --------------------------------------------------------------------------------------------
+
+finite = st.floats(-8, 8, allow_nan=False)
+
+
+@settings(max_examples=60)
+@given(
+    rows=st.lists(st.tuples(finite, st.integers(0, 1), st.floats(0, 3)), min_size=1, max_size=12),
+    mu=st.floats(0, 2),
+    delta=st.floats(0, 2),
+    kind=st.sampled_from(["logit", "probability"]),
+)
+def test_equals_double_loop(rows: list[tuple[float, int, float]], mu: float, delta: float, kind: str) -> None:
+    alm = objective(samples=len(rows), mu=mu, delta=delta, score=kind)
+    alm.multipliers.copy_(torch.tensor([m for _, _, m in rows], dtype=torch.float64))
+    logits = torch.tensor([s for s, _, _ in rows], dtype=torch.float64, requires_grad=True)
+    label = [y for _, y, _ in rows]
+    loss = alm(logits, torch.tensor(label), torch.arange(len(rows)))
+    alm.dual_step()
+    score = [1 / (1 + math.exp(-s)) if kind == "probability" else s for s, _, _ in rows]
+    kept = [m for _, y, m in rows if y]
+    term, moved = brute_force(score, label, kept, mu, delta)
+    assert loss.item() == pytest.approx(term, rel=1e-12, abs=1e-13)
+    assert alm.multipliers[torch.tensor(label) == 1].tolist() == pytest.approx(moved, rel=1e-12, abs=1e-13)
+    assert alm.multipliers[torch.tensor(label) == 0].tolist() == [m for _, y, m in rows if not y]
+
+
+@settings(max_examples=40)
+@given(
+    rows=st.lists(st.tuples(finite, st.integers(0, 1)), min_size=2, max_size=12),
+    mu=st.floats(1e-3, 2),
+    delta=st.floats(0, 2),
+)
+def test_mean_normalisation_is_the_paper_s_with_mu_times_the_negatives(
+    rows: list[tuple[float, int]], mu: float, delta: float
+) -> None:
+    label = torch.tensor([y for _, y in rows])
+    logits = torch.tensor([s for s, _ in rows], dtype=torch.float64)
+    negatives = max(int((label == 0).sum()), 1)
+    paper = objective(samples=len(rows), mu=mu, delta=delta)
+    mean = objective(samples=len(rows), mu=mu * negatives, delta=delta, normalisation="mean")
+    for _ in range(3):  # lambda is equal too, so the terms stay equal
+        leaves = [logits.clone().requires_grad_() for _ in range(2)]
+        losses = [
+            alm(leaf, label, torch.arange(len(rows))) for alm, leaf in zip((paper, mean), leaves, strict=True)
+        ]
+        gradients = [torch.autograd.grad(loss, leaf)[0] for loss, leaf in zip(losses, leaves, strict=True)]
+        paper.dual_step()
+        mean.dual_step()
+        torch.testing.assert_close(losses[0], losses[1], rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(paper.multipliers, mean.multipliers, rtol=1e-12, atol=1e-14)
+
+
+def test_mean_normalisation_does_not_depend_on_repeating_the_negatives() -> None:
+    logits = torch.tensor([0.1, 0.4, 0.2, -1.0], dtype=torch.float64)
+    label, index = torch.tensor([1, 1, 0, 0]), torch.arange(4)
+    often = torch.cat([torch.arange(2), torch.arange(2, 4).repeat(5)])
+    values = [
+        objective(samples=4, normalisation="mean")(logits[pick], label[pick], index[pick]).item()
+        for pick in (torch.arange(4), often)
+    ]
+    assert values[0] == pytest.approx(values[1], rel=1e-14)
+
+
+class CooperProblem(cooper.ConstrainedMinimizationProblem):  # type: ignore[misc]
+    """The method in another library's words: equality constraints q_j / (|p||n|) = 0, one indexed multiplier each."""
+
+    def __init__(self, samples: int, mu: float, delta: float) -> None:
+        super().__init__()
+        self.mu, self.delta = mu, delta
+        self.multiplier = cooper.multipliers.IndexedMultiplier(num_constraints=samples, dtype=torch.float64)
+        self.penalty = cooper.penalty_coefficients.DensePenaltyCoefficient(torch.tensor(0.0, dtype=torch.float64))
+        self.ranking = cooper.Constraint(
+            constraint_type=cooper.ConstraintType.EQUALITY,
+            formulation_type=cooper.formulations.AugmentedLagrangian,
+            multiplier=self.multiplier,
+            penalty_coefficient=self.penalty,
+        )
+
+    def compute_cmp_state(self, model: nn.Module, x: Tensor, label: Tensor, index: Tensor) -> cooper.CMPState:
+        logits = model(x).flatten()
+        score = torch.sigmoid(logits)
+        q = torch.relu(self.delta - (score[label == 1][:, None] - score[label == 0][None, :])).sum(1)
+        pairs = len(q) * (len(label) - len(q))
+        self.penalty.value = torch.tensor(self.mu * pairs, dtype=torch.float64)
+        state = cooper.ConstraintState(
+            violation=q / pairs,
+            strict_violation=self.mu * q.detach(),
+            constraint_features=index[label == 1],
+            strict_constraint_features=index[label == 1],
+        )
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, label.double())
+        return cooper.CMPState(loss=loss, observed_constraints={self.ranking: state})
+
+
+def test_25_steps_equal_cooper() -> None:
+    torch.manual_seed(0)
+    samples, mu, delta = 40, 0.3, 0.25
+    label = (torch.arange(samples) % 5 == 0).long()
+    x = torch.randn(samples, 3, dtype=torch.float64) + label[:, None] * 0.3
+    ours, theirs = (nn.Linear(3, 1, dtype=torch.float64) for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    alm = AugmentedLagrangian(BinaryCrossEntropy(), samples, mu=mu, delta=delta)
+    optimizer = torch.optim.SGD(ours.parameters(), lr=0.5)
+    problem = CooperProblem(samples, mu, delta)
+    roller = cooper.optim.SimultaneousOptimizer(
+        cmp=problem,
+        primal_optimizers=torch.optim.SGD(theirs.parameters(), lr=0.5),
+        dual_optimizers=torch.optim.SGD(problem.dual_parameters(), lr=1.0, maximize=True),
+    )
+    for step in range(25):
+        batch = torch.randperm(samples, generator=torch.Generator().manual_seed(step))[:16]
+        assert 0 < int(label[batch].sum()) < 16
+        optimizer.zero_grad()
+        alm(ours(x[batch]), label[batch], batch).backward()
+        optimizer.step()
+        alm.dual_step()
+        arguments = {"model": theirs, "x": x[batch], "label": label[batch], "index": batch}
+        roller.roll(compute_cmp_state_kwargs=arguments)
+    assert alm.multipliers.max() > 1  # the multipliers have taken part
+    torch.testing.assert_close(ours.weight, theirs.weight, rtol=0, atol=1e-12)
+    torch.testing.assert_close(alm.multipliers, problem.multiplier.weight.detach().flatten(), rtol=0, atol=1e-12)
+
+
+# --- Ordinary batches that need care --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("label", [[0, 0, 0], [1, 1, 1]], ids=["no positives", "no negatives"])
+@pytest.mark.parametrize("normalisation", ["paper", "mean"])
+def test_one_class_batch_adds_zero_moves_nothing_and_is_counted(label: list[int], normalisation: str) -> None:
+    alm = objective(Weighted(), samples=3, normalisation=normalisation)
+    alm.multipliers.fill_(0.7)
+    logits = torch.tensor([0.5, -1.0, 2.0], requires_grad=True)
+    loss = alm(logits, torch.tensor(label), torch.arange(3))
+    loss.backward()
+    alm.dual_step()
+    assert loss.item() == pytest.approx(0.5 - 2 + 6)
+    assert logits.grad is not None
+    assert logits.grad.tolist() == [1, 2, 3]
+    assert alm.multipliers.tolist() == pytest.approx([0.7] * 3)
+    assert alm.end_epoch(0.5)["batches_without_positives"] == 1
+
+
+def test_shapes_with_a_trailing_one_and_float_labels_mean_the_same() -> None:
+    _, _, plain = worked_step()
+    alm, logits, _ = worked_step()
+    assert alm(logits[:, None], STEP_LABEL.float()[:, None], STEP_INDEX[:, None]).item() == plain.item()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bool, torch.uint8, torch.int32])
+def test_index_must_be_int64(dtype: torch.dtype) -> None:
+    with pytest.raises(InputError, match=re.escape(f"Sample indices must be int64, got {dtype}")):
+        objective()(torch.zeros(3), torch.tensor([1, 0, 0]), torch.tensor([0, 1, 2]).to(dtype))
+
+
+def test_large_indices_are_exact() -> None:
+    size = 2**24 + 4
+    alm = objective(samples=size, mu=1.0, delta=0.5)
+    alm(torch.zeros(2, requires_grad=True), torch.tensor([1, 0]), torch.tensor([2**24 + 1, 0]))
+    alm.dual_step()
+    assert alm.multipliers.nonzero().tolist() == [[2**24 + 1]]
+
+
+def test_a_sample_twice_in_a_batch_moves_its_multiplier_twice() -> None:
+    alm = objective(samples=2, mu=1.0, delta=0.5)
+    alm(torch.zeros(3, requires_grad=True), torch.tensor([1, 1, 0]), torch.tensor([1, 1, 0]))
+    alm.dual_step()
+    assert alm.multipliers.tolist() == [0, 1.0]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_violations_that_are_not_finite_skip_the_dual_step(bad: float) -> None:
+    alm = objective(samples=4, mu=1.0)
+    alm.multipliers.fill_(0.5)
+    logits = torch.tensor([0.0, 1.0, 0.0, bad], requires_grad=True)
+    loss = alm(logits, torch.tensor([1, 1, 0, 0]), torch.arange(4))
+    assert not math.isfinite(loss.item())
+    alm.dual_step()
+    assert alm.multipliers.tolist() == [0.5] * 4
+
+
+@pytest.mark.parametrize("mode", ["eval", "no_grad"])
+def test_validation_batches_leave_no_trace(mode: str) -> None:
+    alm = objective(mu=1.0)
+    alm.train(mode != "eval")
+    with torch.set_grad_enabled(mode != "no_grad"):
+        alm(torch.tensor(STEP_SCORE), STEP_LABEL, STEP_INDEX)
+    alm.dual_step()
+    report = alm.end_epoch(0.5)
+    assert alm.multipliers.tolist() == [0] * 6
+    assert report["base_loss"] == report["alm_term"] == 0
+
+
+def test_half_precision_logits_are_compared_in_float32() -> None:
+    _, _, exact = worked_step()
+    alm, _, _ = worked_step()
+    score = torch.tensor(STEP_SCORE).bfloat16()
+    loss = alm(score, STEP_LABEL, STEP_INDEX)
+    assert loss.dtype == torch.float32
+    again = alm(score.double(), STEP_LABEL, STEP_INDEX)
+    assert loss.item() == pytest.approx(again.item(), rel=1e-6)  # the rounding of the logits is the only one
+    assert loss.item() == pytest.approx(exact.item(), rel=0.02)
+
+
+def test_mu_zero_is_the_base_loss_alone() -> None:
+    alm = objective(Weighted(), mu=0)
+    logits = torch.tensor(STEP_SCORE, requires_grad=True)
+    assert alm(logits, STEP_LABEL, STEP_INDEX).item() == Weighted()(logits, STEP_LABEL).item()
+    alm.dual_step()
+    assert alm.multipliers.tolist() == [0] * 6
+    assert [alm.end_epoch(auc)["mu_next"] for auc in (0.9, 0.5)] == [0, 0]
+
+
+# --- Diagnostics ----------------------------------------------------------------------------------------------------
+
+
+def two_batches(alm: AugmentedLagrangian) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Train on two batches; returns logits, labels, indices and the multipliers each batch was computed with."""
+    batches = []
+    for seed, label in ((0, [1, 0, 0, 1, 0]), (1, [0, 1, 0, 0, 0])):
+        logits = torch.randn(5, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+        index = torch.arange(5) + 5 * seed
+        batches.append((logits, torch.tensor(label), index, alm.multipliers.clone()))
+        alm(logits, torch.tensor(label), index).backward()
+        alm.dual_step()
+    return batches
+
+
+def parts(
+    logits: Tensor, label: Tensor, multiplier: Tensor, mu: float, delta: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Base loss, quadratic part without mu, linear part, q; written with plain PyTorch."""
+    base = nn.functional.binary_cross_entropy_with_logits(logits, label.float())
+    score = torch.sigmoid(logits.double())
+    q = torch.relu(delta - score[label == 1][:, None] + score[label == 0][None]).sum(1)
+    pairs = len(q) * int((label == 0).sum())
+    return base, (q**2).sum() / 2 / pairs, (multiplier[label == 1] * q).sum() / pairs, q
+
+
+def test_diagnostics_equal_an_independent_computation() -> None:
+    mu, delta = 0.3, 0.1
+    alm = AugmentedLagrangian(BinaryCrossEntropy(), 10, mu=mu, delta=delta)
+    alm.multipliers.copy_(torch.linspace(0.1, 1, 10))
+    sums: dict[str, list[float]] = {"base": [], "term": [], "base_norm": [], "term_norm": [], "zero": [], "count": []}
+    for old, label, index, multiplier in two_batches(alm):
+        logits = old.detach().requires_grad_()
+        base, quadratic, linear, q = parts(logits, label, multiplier[index], mu, delta)
+        term = mu * quadratic + linear
+        sums["base"].append(base.item())
+        sums["term"].append(term.item())
+        sums["base_norm"].append(torch.autograd.grad(base, logits, retain_graph=True)[0].norm().item())
+        sums["term_norm"].append(torch.autograd.grad(term, logits)[0].norm().item())
+        sums["zero"].append(float((q == 0).sum()))
+        sums["count"].append(len(q))
+    report = alm.end_epoch(0.5)
+    assert report["base_loss"] == pytest.approx(sum(sums["base"]) / 2, rel=1e-6)
+    assert report["alm_term"] == pytest.approx(sum(sums["term"]) / 2, rel=1e-6)
+    assert report["gradient_ratio"] == pytest.approx(sum(sums["term_norm"]) / sum(sums["base_norm"]), rel=1e-5)
+    assert report["satisfied"] == pytest.approx(sum(sums["zero"]) / sum(sums["count"]))
+    assert 0 < report["satisfied"] < 1
+    visited = alm.multipliers[torch.tensor([0, 3, 6])]
+    assert report["lambda_mean"] == pytest.approx(visited.mean().item())
+    assert report["lambda_max"] == visited.max().item()
+    assert report["batches_without_positives"] == 0
+
+
+def test_diagnostics_start_anew_each_epoch() -> None:
+    alm = AugmentedLagrangian(BinaryCrossEntropy(), 10, mu=0.3)
+    two_batches(alm)
+    alm.end_epoch(0.5)
+    report = alm.end_epoch(0.6)
+    assert (report["base_loss"], report["alm_term"], report["gradient_ratio"], report["satisfied"]) == (0, 0, 0, 0)
+
+
+def test_recording_diagnostics_leaves_value_and_gradient_alone() -> None:
+    torch.manual_seed(0)
+    network = nn.Linear(4, 1)
+    x, results = torch.randn(6, 4), []
+    for recording in (True, False):
+        alm = AugmentedLagrangian(BinaryCrossEntropy(), 6, mu=0.3).train(recording)
+        alm.multipliers.fill_(0.4)
+        network.zero_grad()
+        loss = alm(network(x), STEP_LABEL, STEP_INDEX)
+        loss.backward()
+        assert network.weight.grad is not None
+        results.append((loss.detach(), network.weight.grad.clone()))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+
+
+# --- mu0 = "auto" ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("normalisation", ["paper", "mean"])
+def test_auto_measures_the_first_epoch_and_sets_mu0(normalisation: str) -> None:
+    ratio, delta = 0.2, 0.3
+    alm = AugmentedLagrangian(
+        BinaryCrossEntropy(), 10, mu="auto", delta=delta, normalisation=normalisation, auto_ratio=ratio
+    )
+    norms = [0.0, 0.0]
+    for logits, label, index, multiplier in two_batches(alm):
+        assert logits.grad is not None
+        leaf = logits.detach().requires_grad_()
+        base, quadratic, _, _ = parts(leaf, label, multiplier[index], 1, delta)
+        if normalisation == "mean":
+            quadratic = quadratic / (label == 0).sum()
+        base_gradient = torch.autograd.grad(base, leaf, retain_graph=True)[0]
+        assert torch.equal(logits.grad, base_gradient)  # nothing but the base loss trains in the first epoch
+        norms[0] += base_gradient.norm().item()
+        norms[1] += torch.autograd.grad(quadratic, leaf)[0].norm().item()
+    assert alm.multipliers.tolist() == [0] * 10
+    report = alm.end_epoch(0.5)
+    assert (report["mu"], report["alm_term"], report["gradient_ratio"], report["lambda_max"]) == (0, 0, 0, 0)
+    assert alm.mu.item() == alm.mu0.item() == report["mu_next"] == pytest.approx(ratio * norms[0] / norms[1], rel=1e-5)
+
+
+def test_auto_starts_at_the_ratio_asked_for() -> None:
+    alm = AugmentedLagrangian(BinaryCrossEntropy(), 5, mu="auto", auto_ratio=0.2)
+    logits, label = torch.randn(5, generator=torch.Generator().manual_seed(0)), torch.tensor([1, 0, 0, 1, 0])
+    ratios = []
+    for _ in range(2):  # the same batch once an epoch, without a step of the weights or the multipliers
+        alm(logits.clone().requires_grad_(), label, torch.arange(5))
+        ratios.append(alm.end_epoch(0.5)["gradient_ratio"])
+    assert ratios == [0, pytest.approx(0.2, rel=1e-6)]
+
+
+def test_auto_measures_on_when_nothing_was_violated() -> None:
+    alm = AugmentedLagrangian(BinaryCrossEntropy(), 2, mu="auto", delta=0.1)
+    good, bad = torch.tensor([3.0, -3.0]), torch.tensor([-3.0, 3.0])
+    for logits, mu_is_set in ((good, False), (bad, True)):
+        alm(logits.requires_grad_(), torch.tensor([1, 0]), torch.arange(2))
+        assert (alm.end_epoch(0.5)["mu_next"] > 0) is mu_is_set
+
+
+def test_auto_never_takes_a_broken_epoch_for_a_measurement() -> None:
+    alm = AugmentedLagrangian(BinaryCrossEntropy(), 2, mu="auto")
+    alm(torch.tensor([math.nan, 0.0], requires_grad=True), torch.tensor([1, 0]), torch.arange(2))
+    assert alm.end_epoch(0.5)["mu_next"] == 0
+
+
+def test_auto_grows_and_is_capped_from_the_measured_value() -> None:
+    alm = AugmentedLagrangian(BinaryCrossEntropy(), 2, mu="auto", schedule=MuSchedule(cap=3))
+    alm(torch.zeros(2, requires_grad=True), torch.tensor([1, 0]), torch.arange(2))
+    mu0 = alm.end_epoch(0.9)["mu_next"]
+    assert [alm.end_epoch(auc)["mu_next"] / mu0 for auc in (0.8, 0.7, 0.6)] == pytest.approx([2, 3, 3])
+
+
+# --- State, errors, documentation -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mu", [0.3, "auto"])
+def test_state_dict_round_trip_goes_on_the_same(mu: Any) -> None:
+    def fresh() -> AugmentedLagrangian:
+        return AugmentedLagrangian(BinaryCrossEntropy(), 10, mu=mu)
+
+    first, second = fresh(), fresh()
+    two_batches(first)
+    first.end_epoch(0.9)
+    second.load_state_dict(first.state_dict())
+    reports = []
+    for alm in (first, second):
+        two_batches(alm)
+        reports.append(alm.end_epoch(0.8))
+    assert reports[0] == reports[1]
+    assert reports[0]["mu_next"] == 2 * reports[0]["mu"] > 0  # the metric of before the break is remembered
+    assert all(torch.equal(a, b) for a, b in zip(first.buffers(), second.buffers(), strict=True))
+
+
+def test_state_of_another_cohort_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="size mismatch for multipliers"):
+        objective(samples=6).load_state_dict(objective(samples=7).state_dict())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"samples": 0}, "num_samples must be 1 or more, got 0"),
+        ({"mu": -1.0}, 'mu0 must be a number >= 0 or "auto", got -1.0'),
+        ({"mu": math.nan}, 'mu0 must be a number >= 0 or "auto", got nan'),
+        ({"mu": math.inf}, 'mu0 must be a number >= 0 or "auto", got inf'),
+        ({"mu": "Auto"}, 'mu0 must be a number >= 0 or "auto", got "Auto"'),
+        ({"delta": -0.1}, "delta must be 0 or more, got -0.1"),
+        ({"delta": math.nan}, "delta must be 0 or more, got nan"),
+        ({"score": "logits"}, 'score must be "probability" or "logit", got "logits"'),
+        ({"normalisation": "sum"}, 'normalisation must be "paper" or "mean", got "sum"'),
+        ({"auto_ratio": 0}, "mu0_ratio must be greater than 0, got 0"),
+        ({"auto_ratio": math.nan}, "mu0_ratio must be greater than 0, got nan"),
+    ],
+)
+def test_arguments_out_of_range(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        objective(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rho": 1.0}, "rho must be greater than 1, got 1.0"),
+        ({"rho": math.nan}, "rho must be greater than 1, got nan"),
+        ({"margin": -0.1}, "mu_margin must be 0 or more, got -0.1"),
+        ({"margin": math.nan}, "mu_margin must be 0 or more, got nan"),
+        ({"cap": 0.5}, "mu_cap is a multiple of mu0 and must be 1 or more"),
+        ({"cap": math.nan}, "mu_cap is a multiple of mu0 and must be 1 or more"),
+    ],
+)
+def test_schedule_out_of_range(options: dict[str, float], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        MuSchedule(**options)  # type: ignore[arg-type]
+
+
+def test_the_loop_of_the_module_s_documentation_runs() -> None:
+    """The indented lines of the docstring, each `every batch` and `every epoch` one in its loop."""
+    assert mri_alm.alm.__doc__ is not None
+    lines = [line.strip() for line in mri_alm.alm.__doc__.splitlines() if line.startswith("    ")]
+    setup = [line for line in lines if "# every" not in line]
+    batch = [line for line in lines if "# every batch" in line]
+    epoch = [line for line in lines if "# every epoch" in line]
+    assert setup
+    assert len(batch) == len(epoch) == 1
+    torch.manual_seed(0)
+    label = (torch.arange(20) % 4 == 0).float()
+    dataset = list(zip(torch.randn(20, 2) + 2 * label[:, None], label, torch.arange(20), strict=True))
+    model = nn.Sequential(nn.Linear(2, 1), nn.Flatten(0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scope: dict[str, Any] = {
+        "torch": torch, "AugmentedLagrangian": AugmentedLagrangian, "dataset": dataset, "model": model,
+        "optimizer": optimizer, "validation_auc": 0.8,
+    }  # fmt: skip
+    exec("\n".join(setup), scope)  # noqa: S102
+    for x, label, index in torch.utils.data.DataLoader(dataset, batch_size=10):
+        optimizer.zero_grad()
+        exec("\n".join(batch), scope | {"x": x, "label": label, "index": index})  # noqa: S102
+    exec("\n".join(epoch), scope)  # noqa: S102
+    assert scope["objective"].multipliers.count_nonzero() > 0
+    assert scope["objective"].epoch == 1
