@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Written last, so an installation that was cut short is done again; newer than what it was made from, so done only then.
 INSTALLED := $(VENV)/.installed
-PIP_OUTPUT := $(if $(CI),--quiet --progress-bar off)
+PIP_OUTPUT := $(if $(CI),-qq --progress-bar off)
 
 .PHONY: demo test lint environment
 

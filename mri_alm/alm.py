@@ -42,9 +42,9 @@ class MuSchedule:
         """Refuse values that cannot be meant."""
         if not self.rho > 1:
             raise InputError(f"rho must be greater than 1, got {self.rho}: mu grows by this factor.")
-        if self.margin < 0:
+        if not self.margin >= 0:
             raise InputError(f"mu_margin must be 0 or more, got {self.margin}.")
-        if self.cap is not None and self.cap < 1:
+        if self.cap is not None and not self.cap >= 1:
             raise InputError(f"mu_cap is a multiple of mu0 and must be 1 or more (or None for no cap), got {self.cap}.")
 
     def grows(self, epoch: int, metric: float, previous: float) -> bool:
@@ -133,10 +133,10 @@ class AugmentedLagrangian(nn.Module):
             Scalar.
 
         Raises:
-            InputError: If ``index`` is not an integer tensor (floats are wrong above 2**24).
+            InputError: If ``index`` is not int64 (floats are wrong above 2**24, bool and uint8 are taken for masks).
         """
-        if index.is_floating_point():
-            raise InputError(f"Sample indices must be int64, got {index.dtype}: floats lose indices above 2**24.")
+        if index.dtype != torch.int64:
+            raise InputError(f"Sample indices must be int64, got {index.dtype}: other types lose or mistake indices.")
         logits, label, index = (_plain(tensor) for tensor in (logits, label, index))
         logits = logits if logits.dtype == torch.float64 else logits.float()
         base = self.base(logits, label.to(logits.dtype))
@@ -211,7 +211,7 @@ class AugmentedLagrangian(nn.Module):
         return bool(torch.isnan(self.mu0))
 
     def _set_mu0(self, value: float) -> None:
-        if value > 0:  # zero when no constraint was violated yet: measure one more epoch
+        if 0 < value < float("inf"):  # zero when no constraint was violated yet: measure one more epoch
             self.mu0.fill_(value)
             self.mu.fill_(value)
 

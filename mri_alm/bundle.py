@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from copy import deepcopy
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from monai.bundle import ConfigParser
 from monai.bundle.properties import InferProperties, TrainProperties
 from monai.bundle.reference_resolver import ReferenceResolver
 from monai.utils import BundlePropertyConfig
 
-from mri_alm.errors import InputError
+from mri_alm.errors import InputError, find_cause
 from mri_alm.files import write_json
 
 logger = logging.getLogger("mri_alm")
@@ -32,6 +32,11 @@ _RANGES = {
     "splits": (1, 1000), "max_epochs": (1, 100_000), "batch_size": (1, 100_000), "max_fn": (0, 1_000_000),
     "threads": (1, 1024), "phantom_train": (1, 1_000_000), "phantom_test": (1, 1_000_000),
 }  # fmt: skip
+_NUMBERS = (
+    "validation", "positive_weight", "gamma", "margin", "mu0_ratio", "rho", "mu_margin", "delta", "learning_rate",
+    "weight_decay", "dropout",
+)  # fmt: skip
+_TRIPLES = ("size", "spacing")
 
 
 @contextlib.contextmanager
@@ -40,9 +45,7 @@ def user_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, InputError):
-            cause = cause.__cause__
+        cause = find_cause(error, InputError)
         if cause is None:
             raise
         sys.stderr.write(f"\n{cause}\n")
@@ -102,11 +105,26 @@ def check_values(config: dict[str, Any]) -> None:
             )
     for name, (low, high) in _RANGES.items():
         value = config.get(name)
-        if name in config and not isinstance(value, str) and (not isinstance(value, int) or not low <= value <= high):
+        if name in config and not _is_expression(value) and not (type(value) is int and low <= value <= high):
             raise InputError(f"{name} must be a whole number from {low} to {high}, got {value}.")
+    for name in _NUMBERS:
+        if name in config and not _is_number(config[name]):
+            raise InputError(f"{name} must be a number, 0 or more, got {config[name]}.")
+    for name in _TRIPLES:
+        value = config.get(name, (1, 1, 1))
+        if not isinstance(value, (list, tuple)) or len(value) != 3 or not all(_is_number(v) and v > 0 for v in value):
+            raise InputError(f'{name} must be three numbers greater than 0, such as "[40, 40, 28]", got {value}.')
     split = config.get("split")
-    if split is not None and (not isinstance(split, int) or not 0 <= split < config["splits"]):
+    if split is not None and not (type(split) is int and 0 <= split < config["splits"]):
         raise InputError(f"split must be a whole number below splits = {config['splits']}, got {split}.")
+
+
+def _is_expression(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith(("$", "@"))
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < float("inf")
 
 
 def choose(options: dict[str, Any], name: str, what: str) -> Any:
@@ -122,14 +140,14 @@ def choose(options: dict[str, Any], name: str, what: str) -> Any:
     raise InputError(f'There is no {what} "{name}". {hint}Choose one of: {", ".join(options)}.')
 
 
-def claim(folder: Path, config: dict[str, Any]) -> None:
-    """Write the resolved config into a run folder, or refuse the folder when it holds a run with other settings.
+def refuse_other_settings(folder: Path, config: dict[str, Any]) -> None:
+    """Refuse a run folder that holds a run with other settings.
 
     Raises:
         InputError: Naming each setting that changed, with both values.
     """
     path = folder / "config.json"
-    mine = json.loads(json.dumps({k: v for k, v in config.items() if k != "_meta_"}))
+    mine = _as_json(config)
     if path.exists():
         theirs = json.loads(path.read_text())["config"]
         changed = [
@@ -143,6 +161,11 @@ def claim(folder: Path, config: dict[str, Any]) -> None:
                 f"{folder} holds a run with other settings:\n{text}\n"
                 "Models of different settings are not mixed. Give this run another --run_dir, or delete that folder."
             )
+
+
+def claim(folder: Path, config: dict[str, Any]) -> None:
+    """Write the resolved config into a run folder (see :func:`refuse_other_settings`)."""
+    mine = _as_json(config)
     settings = {
         name: value
         for name, value in mine.items()
@@ -150,7 +173,11 @@ def claim(folder: Path, config: dict[str, Any]) -> None:
     }
     settings = {name: value for name, value in settings.items() if not str(value).startswith(("$", "@", "%"))}
     versions = {name: version(name) for name in PACKAGES}
-    write_json(path, {"settings": settings, "versions": versions, "config": mine})
+    write_json(folder / "config.json", {"settings": settings, "versions": versions, "config": mine})
+
+
+def _as_json(config: dict[str, Any]) -> dict[str, Any]:
+    return cast(dict[str, Any], json.loads(json.dumps({k: v for k, v in config.items() if k != "_meta_"})))
 
 
 def member_parser(config: dict[str, Any], split: int, cohort: Any) -> ConfigParser:

@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import io
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ class Study:
         }
 
 
-def read_manifest(path: Path | str, *, exclude: Iterable[str] = (), labelled: bool = True) -> list[Study]:
+def read_manifest(path: Path | str, *, exclude: Iterable[str] | str = (), labelled: bool = True) -> list[Study]:
     """Read and check a manifest; every problem of every row is reported at once.
 
     Args:
@@ -71,10 +72,12 @@ def read_manifest(path: Path | str, *, exclude: Iterable[str] = (), labelled: bo
         raise InputError(
             f"There is no manifest {path}. Give the path of a CSV file with columns study, patient, label, ..."
         )
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file)
-        columns = set(reader.fieldnames or ())
-        rows = [{key: (value or "").strip() for key, value in row.items() if key} for row in reader]
+    try:
+        reader = csv.DictReader(io.StringIO(path.read_text("utf-8-sig"), newline=""))
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is no UTF-8 text ({error.reason}). Save it as CSV in UTF-8.") from None
+    columns = set(reader.fieldnames or ())
+    rows = [{key: (value or "").strip() for key, value in row.items() if key} for row in reader]
     required = {"study", "patient", "label", "split"} if labelled else {"study"}
     if missing := sorted(required - columns):
         raise InputError(
@@ -82,7 +85,7 @@ def read_manifest(path: Path | str, *, exclude: Iterable[str] = (), labelled: bo
         )
     if not rows:
         raise InputError(f"{path} has a header but no study.")
-    excluded = set(exclude)
+    excluded = {str(name) for name in ([exclude] if isinstance(exclude, (str, int)) else exclude)}
     if unknown := sorted(excluded - {row["study"] for row in rows}):
         raise InputError(f"exclude names {', '.join(unknown)}, but {path} has no such study.")
     problems: list[str] = []
@@ -109,8 +112,8 @@ def _study(index: int, row: dict[str, str], folder: Path, *, labelled: bool) -> 
         problems.append(f'has label "{label}". Write 1 (DCE needed) or 0 (not needed).')
     if labelled and split not in ("train", "test"):
         problems.append(f'has split "{split}". Write train or test.')
-    if not row["study"]:
-        problems.append("has an empty column study. Give it a name that does not identify the patient.")
+    if not row["study"] or set(row["study"]) & set("/\\"):  # it becomes a file's name
+        problems.append("has no usable name in column study: give one without slashes, not identifying the patient.")
     if labelled and not row["patient"]:
         problems.append("has an empty column patient. Repeat the study's name where a patient has one exam.")
     images = {column: folder / row[column] for column in IMAGES if row.get(column)}
@@ -167,7 +170,7 @@ class Cohort:
     def __init__(
         self,
         manifest: Path | str,
-        exclude: Iterable[str] = (),
+        exclude: Iterable[str] | str = (),
         *,
         splits: int = 10,
         validation: float = 0.2,
@@ -197,10 +200,11 @@ class Cohort:
 
 
 def digest(study: Study) -> str:
-    """SHA-256 over names, sizes and modification times of a study's files: changes when a file does."""
+    """SHA-256 over names, sizes and times of a study's files, and of a .bval beside one: changes when a file does."""
     state = hashlib.sha256()
     for column, path in sorted(study.images.items()):
-        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        beside = path.with_name(Path(path.name.removesuffix(".gz")).stem + ".bval")
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path, *filter(Path.is_file, [beside])]:
             status = file.stat()
             state.update(f"{column}|{file.name}|{status.st_size}|{status.st_mtime_ns}\n".encode())
     return state.hexdigest()
@@ -225,17 +229,19 @@ def stratified_splits(
     Raises:
         InputError: If there is only one class, or too few positive or negative patients for both sides of a split.
     """
+    if not 0 < validation < 1:
+        raise InputError(f"validation must lie between 0 and 1, got {validation}: the share that a split holds out.")
     positive: dict[str, int] = {}
     for study in studies:
         positive[study.patient] = max(positive.get(study.patient, 0), study.label or 0)
-    patients, classes = list(positive), np.array(list(positive.values()))
+    patients, classes = list(positive), np.array(list(positive.values()), dtype=np.int64)
     counts = np.bincount(classes, minlength=2)
-    needed = int(np.ceil(round(1 / validation, 6))) if 0 < validation < 1 else 0
-    if not needed or counts.min() < needed or len(patients) * validation < 2:
+    needed = int(np.ceil(round(1 / min(validation, 1 - validation), 6)))
+    if counts.min() < needed:
         raise InputError(
             f"The training cohort has {counts[1]} positive and {counts[0]} negative patients; splits that hold out "
-            f"{validation:g} of each class need at least {needed or 'a share between 0 and 1 and some'} of either. "
-            "Add studies, or raise --validation."
+            f"{validation:g} of each class need at least {needed} of either. "
+            "Add studies, or bring --validation nearer to 0.5."
         )
     draw = StratifiedShuffleSplit(n_splits=splits, test_size=validation, random_state=seed)
     result = []

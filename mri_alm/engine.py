@@ -82,7 +82,7 @@ class EpochEnd:
         optimizer: Its optimiser.
         objective: The loss, with multipliers and mu.
         validator: Evaluator that has just computed ``val_auc``.
-        guard: Text that names cohort, split and settings; a checkpoint with another guard is refused.
+        guard: Text that names cohort and split; a checkpoint with another guard is refused.
     """
 
     def __init__(
@@ -127,13 +127,17 @@ class EpochEnd:
         save_tensors(self.folder / "last.pt", state)
 
     def _resume(self, engine: Engine) -> None:
-        state = load_tensors(self.folder / "last.pt")
-        if state["guard"] != self.guard:
+        path = self.folder / "last.pt"
+        state = load_tensors(path)
+        if state.get("guard") != self.guard:
+            raise InputError(f"{path} belongs to another cohort or split. Restore it, or choose another run_dir.")
+        try:
+            for name, part in self.parts.items():
+                part.load_state_dict(state[name])
+            engine.load_state_dict(state["trainer"])
+            self.best, self.history = state["best"], state["history"]
+        except (KeyError, RuntimeError, ValueError) as error:
             raise InputError(
-                f"{self.folder / 'last.pt'} belongs to another cohort, split or setting. Choose another run_dir."
-            )
-        for name, part in self.parts.items():
-            part.load_state_dict(state[name])
-        engine.load_state_dict(state["trainer"])
-        self.best, self.history = state["best"], state["history"]
+                f"{path} is no checkpoint of this network. Restore it, or choose another run_dir."
+            ) from error
         logger.info("Going on after epoch %d.", engine.state.epoch)

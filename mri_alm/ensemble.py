@@ -19,7 +19,7 @@ from scipy.special import expit
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from mri_alm.errors import InputError, StudyError
+from mri_alm.errors import InputError, StudyError, find_cause
 from mri_alm.files import load_tensors, sha256
 from mri_alm.operating_point import OperatingPoint
 
@@ -129,8 +129,10 @@ def for_each_study(
     def guarded(item: dict[str, Any]) -> Any:
         try:
             return function(item)
-        except StudyError as error:
-            return error
+        except Exception as error:
+            if cause := find_cause(error, StudyError):
+                return cause
+            raise
 
     with ThreadPoolExecutor(threads) as pool, progress_bar(title, len(items), "study") as bar:
         for item, outcome in zip(items, pool.map(guarded, items), strict=True):

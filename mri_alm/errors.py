@@ -1,5 +1,7 @@
 """The two kinds of bad input, each a sentence a person can act on."""
 
+from typing import TypeVar
+
 
 class InputError(ValueError):
     """Something the user gave cannot be used: the message says what, where, which value, and what to do next.
@@ -24,3 +26,14 @@ class StudyError(InputError):
     def __reduce__(self) -> tuple[type, tuple[str, str]]:
         """Pickle with both arguments, so that the error survives a worker process."""
         return StudyError, (self.code, self.message)
+
+
+Kind = TypeVar("Kind", bound=InputError)
+
+
+def find_cause(error: BaseException, kind: type[Kind]) -> Kind | None:
+    """The first error of a kind among an error and its causes: MONAI wraps what a transform or a config item raises."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, kind):
+        cause = cause.__cause__
+    return cause

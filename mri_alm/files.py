@@ -1,5 +1,6 @@
 """Files that are either complete or absent: written beside their place, flushed, then renamed."""
 
+import contextlib
 import csv
 import hashlib
 import io
@@ -29,11 +30,13 @@ def write_bytes(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise InputError(
             f"Cannot write {path}: {error.strerror}. Free space or choose another place, then start the same command "
             "again: it goes on from what is finished."
         ) from error
+    finally:
+        with contextlib.suppress(OSError):  # such as a parent that is no folder
+            temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from mri_alm.bundle import claim, member_parser, running_config, user_errors
+from mri_alm.bundle import claim, member_parser, refuse_other_settings, running_config, user_errors
 from mri_alm.cohort import Cohort
 from mri_alm.ensemble import SCORE_COLUMNS, Ensemble, collect, for_each_study, load_member, progress_bar, score_rows
 from mri_alm.errors import InputError
@@ -73,18 +73,41 @@ class Job:
                 f"Cannot allow {max_fn} false negatives: {len(held_out)} positive studies are held out by the "
                 f"{config['splits']} splits, so --max_fn must be between 0 and {len(held_out) - 1}."
             )
+        parser = member_parser(config, 0, self.cohort)
+        for part in ("objective_def", "optimizer"):  # wrong values are refused before hours of work and the claim
+            parser.get_parsed_content(part)
 
     def run(self) -> None:
         """All of it; the last lines say where everything lies."""
+        refuse_other_settings(self.folder, self.config)
+        for split in range(self.config["splits"]):
+            self._finished(split)  # a folder of another cohort is refused before anything is written
+        self._prepare()  # before the claim: the way to leave out a study that fails is another setting
         claim(self.folder, self.config)
         self._write_splits()
-        self._prepare()
         self._train()
-        waiting = [k for k in range(self.config["splits"]) if not (self.folder / f"split_{k}" / "split.json").exists()]
+        waiting = [k for k in range(self.config["splits"]) if not self._finished(k)]
         if waiting:
             logger.info("Trained. Splits %s are still to do; the ensemble follows when all are there.", waiting)
             return
         self._ensemble()
+
+    def _finished(self, split: int) -> bool:
+        """Whether a split is trained to its end; refused when it is not of this cohort, or its model was changed."""
+        folder = self.folder / f"split_{split}"
+        if not (folder / "split.json").exists():
+            return False
+        record = json.loads((folder / "split.json").read_text())
+        if record.get("guard") != self.cohort.guard(split):
+            raise InputError(
+                f"{folder} was trained on other studies than the cohort gives it now. Restore the cohort, or give this "
+                "run another --run_dir."
+            )
+        if not (folder / "model.pt").is_file() or sha256(folder / "model.pt") != record["model_sha256"]:
+            raise InputError(
+                f"{folder / 'model.pt'} is not the model that was trained there. Restore it, or delete {folder}."
+            )
+        return True
 
     def _write_splits(self) -> None:
         sides = [{s.study: "validation" for s in held_out} for _, held_out in self.cohort.splits]
@@ -124,7 +147,7 @@ class Job:
 
     def _train_split(self, split: int, bar: Any) -> None:
         folder = self.folder / f"split_{split}"
-        if (folder / "split.json").exists():
+        if self._finished(split):
             bar.update(self.config["max_epochs"])
             return
         parser = member_parser(self.config, split, self.cohort)
@@ -141,8 +164,8 @@ class Job:
         network = load_member(parser.get_parsed_content("network"), folder / "model.pt")
         names, logits = self._predict(network, parser, "validation")
         write_csv(folder / "validation.csv", ["study", "logit"], _rows(names, logits))
-        record = {"best": end.best, "model_sha256": sha256(folder / "model.pt"), "epochs": end.history}
-        write_json(folder / "split.json", record)
+        record = {"best": end.best, "model_sha256": sha256(folder / "model.pt"), "guard": end.guard}
+        write_json(folder / "split.json", record | {"epochs": end.history})
 
     def _predict(self, network: Any, parser: ConfigParser, part: str) -> tuple[list[str], NDArray[np.float64]]:
         parser["part"] = part

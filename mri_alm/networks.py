@@ -27,7 +27,7 @@ class TwoBranchCNN(nn.Module):
         dropout: Probability of dropping a feature in front of the fully connected layer, in [0, 1).
 
     Raises:
-        InputError: If a path would have no channels or no stage.
+        InputError: If a path would have no stage, or a stage no channels.
 
     References:
         Sangalli et al., NeurIPS 2021, supplement ("two, identical and parallel structures"); kernel sizes, widths
@@ -44,7 +44,7 @@ class TwoBranchCNN(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if min(diffusion_channels, t2_channels, len(features)) < 1:
+        if min(diffusion_channels, t2_channels, len(features), *features) < 1:
             raise InputError(
                 f"Each path needs a channel and a stage: got diffusion_channels={diffusion_channels}, "
                 f"t2_channels={t2_channels}, features={list(features)}."

@@ -160,7 +160,7 @@ def _diffusion(rng: np.random.Generator, canvas: Canvas, b_values: Sequence[floa
 def fit_maps(dwi: dict[float, sitk.Image]) -> tuple[sitk.Image, sitk.Image]:
     """What a scanner derives from its diffusion images: the ADC and the image calculated for ``HIGH_B``, both int16.
 
-    Both are 0 where the lowest b-value shows no more than five times the noise.
+    Both are 0 where the lowest b-value shows no more than three times what a corner does, which is mostly noise.
 
     Args:
         dwi: Images by b-value in s/mm2, at least two.
@@ -170,8 +170,7 @@ def fit_maps(dwi: dict[float, sitk.Image]) -> tuple[sitk.Image, sitk.Image]:
     """
     signals = {b: sitk.GetArrayViewFromImage(image).astype(np.float32) for b, image in dwi.items()}
     lowest = signals[min(dwi)]
-    # Nothing but noise fills a corner, and the mean of Rician noise is 1.25 sigma.
-    seen = lowest > 4 * lowest[:, :8, :8].mean()
+    seen = lowest > 3 * lowest[:, :8, :8].mean()
     adc = np.minimum(sitk.GetArrayFromImage(fit_adc(dwi)), 4000) * seen
     logs = sum(np.log(np.maximum(signal, 1)) - np.float32((HIGH_B - b) * 1e-6) * adc for b, signal in signals.items())
     grid = dwi[min(dwi)]

@@ -60,10 +60,9 @@ def series_name(series: Series) -> str:
 
 
 def chosen(series: Series) -> dict[str, Any]:
-    """JSON-able record of a series: number, description, role and why, files."""
+    """JSON-able record of a series: number, role and why, files; not its description, which may hold anything."""
     return {
         "series": series.number,
-        "description": series.description,
         "role": series.role,
         "reason": series.reason,
         "files": len({frame.file for frame in series.frames}),

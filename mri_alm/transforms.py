@@ -183,13 +183,16 @@ def _read_dwi(path: Path) -> dict[float, sitk.Image]:
                 "b_unknown", "Column dwi: the series has no b-values. Give an ADC map and a high-b image instead."
             )
         return series
-    table = path.parent / (path.name.split(".")[0] + ".bval")
+    table = path.with_name(Path(path.name.removesuffix(".gz")).stem + ".bval")
     if not table.is_file():
         raise StudyError(
             "b_unknown", "Column dwi: there is no .bval file beside the image, so its b-values are unknown."
         )
     image = _read_image(path, "dwi")
-    values = [float(text) for text in table.read_text().split()]
+    try:
+        values = [float(text) for text in table.read_text("utf-8").split()]
+    except ValueError:
+        raise StudyError("b_unknown", "Column dwi: its .bval file holds something that is no number.") from None
     if image.GetDimension() != 4 or image.GetSize()[3] != len(values):
         raise StudyError(
             "b_unknown",

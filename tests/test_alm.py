@@ -25,14 +25,14 @@ STEP_LAMBDA = (0.5, 1.0, 2.0)
 class Zero(nn.Module):
     """A base loss of zero, still tied to the logits, so that the objective is the ALM term alone."""
 
-    def forward(self, logits: Tensor, label: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, _: Tensor) -> Tensor:
         return 0 * logits.sum()
 
 
 class Weighted(nn.Module):
     """A base loss with an obvious gradient."""
 
-    def forward(self, logits: Tensor, label: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, _: Tensor) -> Tensor:
         return (logits * torch.arange(1, len(logits) + 1)).sum()
 
 
@@ -188,9 +188,7 @@ def test_mean_normalisation_is_the_paper_s_with_mu_times_the_negatives(
     mean = objective(samples=len(rows), mu=mu * negatives, delta=delta, normalisation="mean")
     for _ in range(3):  # lambda is equal too, so the terms stay equal
         leaves = [logits.clone().requires_grad_() for _ in range(2)]
-        losses = [
-            alm(leaf, label, torch.arange(len(rows))) for alm, leaf in zip((paper, mean), leaves, strict=True)
-        ]
+        losses = [alm(leaf, label, torch.arange(len(rows))) for alm, leaf in zip((paper, mean), leaves, strict=True)]
         gradients = [torch.autograd.grad(loss, leaf)[0] for loss, leaf in zip(losses, leaves, strict=True)]
         paper.dual_step()
         mean.dual_step()

@@ -1,5 +1,6 @@
 """Studies from DICOM: written files for every rule and refusal, real patients where ../shared is present."""
 
+import functools
 import json
 import re
 import shutil
@@ -330,11 +331,17 @@ REAL = {  # patient -> T2 series, its slices, DWI series, b, ADC series, high-b 
 }
 
 
+@functools.cache
+def patient_files(patient):
+    (files,) = find_studies(SHARED / "prostatex" / f"ProstateX-{patient}")
+    return files
+
+
 @real
 @pytest.mark.parametrize("patient", sorted(REAL))
 def test_real_patients_choose_the_right_series_and_keep_physical_points(patient):
     t2, slices, dwi, b_values, adc, high, high_b, warning = REAL[patient]
-    (files,) = find_studies(SHARED / "prostatex" / f"ProstateX-{patient}")
+    files = patient_files(patient)
     study = read_study(files)
     info = study.info
     assert (info["t2"]["series"], study.t2.GetSize()[2]) == (t2, slices)
@@ -368,7 +375,7 @@ def check_points(sources, image):
 
 @real
 def test_real_roles_of_the_hard_patient():
-    (files,) = find_studies(SHARED / "prostatex" / "ProstateX-0218")
+    files = patient_files("0218")
     found = {one.number: one.role for one in group_series(files.files, files.headers)}
     expected = {2: "localizer", 3: "localizer", 5: "t2", 6: "t2", 7: "other", 8: "dwi", 9: "adc", 10: "calculated"}
     expected |= {

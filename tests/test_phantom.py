@@ -38,17 +38,17 @@ def same(one, other):
 
 @pytest.fixture(scope="module")
 def studies():
-    return [make_study(index, index % 2) for index in range(12)]
+    return [make_study(index, index % 2) for index in range(8)]
 
 
 @pytest.fixture(scope="module")
 def negatives():
-    return [make_study(index, 0, seed=2) for index in range(16)]
+    return [make_study(index, 0, seed=2) for index in range(14)]
 
 
 @pytest.fixture(scope="module")
 def anatomies():
-    return [draw_anatomy(np.random.default_rng([7, index]), 1) for index in range(200)]
+    return [draw_anatomy(np.random.default_rng([7, index]), 1) for index in range(100)]
 
 
 def on_diffusion(study, mask, distance_mm):

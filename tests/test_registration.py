@@ -29,7 +29,7 @@ def points(image):
 
 
 def scene(shape, spacing, contrast, move=None):
-    """A gland with a core, bladder, rectum and one muscle, seen at points moved by a transform, in one of two contrasts."""
+    """A gland with a core, bladder, rectum and one muscle, at points moved by a transform, in a given contrast."""
     image = sitk.Image(shape, sitk.sitkFloat32)
     image.SetSpacing(spacing)
     image.SetDirection(OBLIQUE)

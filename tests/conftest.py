@@ -1,0 +1,43 @@
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_cohort import train, write_cohort
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def at_root() -> Iterator[None]:
+    """The configs' macros resolve against the working directory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        yield
+
+
+@pytest.fixture(scope="session")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cohort of 30 training and 12 test exams, a third of each positive; not to be changed."""
+    return write_cohort(tmp_path_factory.mktemp("cohort"))
+
+
+@pytest.fixture(scope="session")
+def trained(manifest: Path, tmp_path_factory: pytest.TempPathFactory, at_root: None) -> Path:
+    """A finished run on it; not to be changed."""
+    return train(manifest, tmp_path_factory.mktemp("trained") / "run")
+
+
+@pytest.fixture
+def refusal(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Calls a function that must leave with status 2, and gives the last paragraph it wrote to stderr."""
+
+    def run(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+        capsys.readouterr()
+        with pytest.raises(SystemExit, match=r"^2$"):
+            function(*args, **kwargs)
+        text = capsys.readouterr().err
+        assert "Traceback" not in text
+        return text
+
+    return run

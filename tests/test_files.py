@@ -1,0 +1,175 @@
+import errno
+import hashlib
+import io
+import os
+import pickle
+import re
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mri_alm.errors import InputError
+from mri_alm.files import load_tensors, save_tensors, sha256, write_bytes, write_csv, write_json
+
+
+def failing(error: BaseException) -> Callable[..., Any]:
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    return fail
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_writes_and_makes_the_folders(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "file"
+    write_bytes(path, b"one")
+    write_bytes(path, b"two")
+    assert path.read_bytes() == b"two"
+    assert names(path.parent) == ["file"]
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_full_disk_leaves_the_old_file_and_no_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    path = tmp_path / "file"
+    write_bytes(path, b"old")
+    full = failing(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    monkeypatch.setattr(*((os, "fsync", full) if step == "fsync" else (Path, "replace", full)))
+    message = f"Cannot write {path}: No space left on device. Free space or choose another place, then start the same"
+    with pytest.raises(InputError, match=re.escape(message)):
+        write_bytes(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["file"]
+
+
+def test_an_interrupt_leaves_the_old_file_and_no_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_bytes(path, b"old")
+    monkeypatch.setattr(os, "fsync", failing(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt, match=r"^$"):
+        write_bytes(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["file"]
+
+
+def test_the_file_is_flushed_to_the_disk_before_it_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, seen, fsync = tmp_path / "file", [], os.fsync
+
+    def record(descriptor: int) -> None:
+        seen.append((path.exists(), os.fstat(descriptor).st_size))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    write_bytes(path, b"12345")
+    assert seen == [(False, 5)]
+
+
+def test_a_place_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("I am no folder")
+    with pytest.raises(InputError, match=r"Cannot write .*file/config\.json: (File exists|Not a directory)"):
+        write_bytes(tmp_path / "file" / "config.json", b"")
+
+
+def test_json_refuses_what_json_cannot_hold(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="Out of range float values are not JSON compliant"):
+        write_json(tmp_path / "x.json", {"a": float("nan")})
+    assert names(tmp_path) == []
+
+
+@given(value=st.floats(allow_nan=False))
+def test_csv_floats_read_back_equal(value: float) -> None:
+    text = io.BytesIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mri_alm.files.write_bytes", lambda _, content: text.write(content))
+        write_csv(Path("x.csv"), ["a", "b"], [{"b": value, "a": "ä,\n"}])
+    head, cells = text.getvalue().decode().split("\n", 1)
+    assert head == "a,b"
+    assert cells.startswith('"ä,\n",')
+    assert float(cells.rsplit(",", 1)[1]) == value
+
+
+def test_csv_refuses_a_column_it_does_not_have(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="dict contains fields not in fieldnames: 'b'"):
+        write_csv(tmp_path / "x.csv", ["a"], [{"a": 1, "b": 2}])
+
+
+def test_tensors_read_back_bit_for_bit(tmp_path: Path) -> None:
+    state = {"weights": torch.randn(3, dtype=torch.float64), "nested": {"epoch": 3, "best": [0.1, "text", None]}}
+    save_tensors(tmp_path / "x.pt", state)
+    found = load_tensors(tmp_path / "x.pt")
+    assert torch.equal(found["weights"], state["weights"])  # type: ignore[arg-type]
+    assert found["nested"] == state["nested"]
+
+
+class Bomb:
+    """Unpickling this writes a file."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.target,)
+
+
+@pytest.mark.parametrize("form", ["torch", "pickle"])
+def test_a_checkpoint_that_would_run_code_is_refused(tmp_path: Path, form: str) -> None:
+    path, target = tmp_path / "x.pt", tmp_path / "exploded"
+    if form == "torch":
+        torch.save({"model": Bomb(target)}, path)
+    else:
+        path.write_bytes(pickle.dumps({"model": Bomb(target)}, protocol=2))
+    with pytest.raises(InputError, match=r"x\.pt is no checkpoint that can be read \(UnpicklingError\)"):
+        load_tensors(path)
+    assert not target.exists()
+
+
+def damage(path: Path, kind: str) -> None:
+    content = path.read_bytes()
+    if kind == "half":
+        path.write_bytes(content[: len(content) // 2])
+    elif kind == "empty":
+        path.write_bytes(b"")
+    elif kind == "text":
+        path.write_text("This is no checkpoint.")
+    elif kind == "other zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("hello", "you")
+    else:
+        path.unlink()
+        path.mkdir()
+
+
+@pytest.mark.parametrize("kind", ["half", "empty", "text", "other zip", "folder"])
+def test_a_damaged_checkpoint_is_named(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "x.pt"
+    save_tensors(path, {"weights": torch.randn(100)})
+    damage(path, kind)
+    with pytest.raises(InputError, match=re.escape(f"{path} is no checkpoint that can be read")):
+        load_tensors(path)
+
+
+def test_an_absent_checkpoint_and_one_of_something_else(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    with pytest.raises(InputError, match=re.escape(f"There is no checkpoint {path}.")):
+        load_tensors(path)
+    torch.save([torch.zeros(1)], path)
+    with pytest.raises(InputError, match=re.escape(f"{path} holds a list, not a checkpoint of this project.")):
+        load_tensors(path)
+
+
+def test_sha256(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"abc")
+    assert sha256(tmp_path / "x") == hashlib.sha256(b"abc").hexdigest()
+    assert sha256(tmp_path / "x").startswith("ba7816bf")  # FIPS 180-2

@@ -1,0 +1,160 @@
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from mri_alm.errors import InputError
+from mri_alm.networks import TwoBranchCNN
+
+DOCUMENTATION = " ".join((TwoBranchCNN.__doc__ or "").split())
+CONFIG = json.loads((Path(__file__).parents[1] / "configs" / "prostate_alm.json").read_text())
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def test_parameter_count_is_the_documented_one() -> None:
+    def convolution(inputs: int, outputs: int) -> int:
+        return outputs * (inputs * 27 + 1)
+
+    path = convolution(8, 16) + convolution(16, 32)
+    by_hand = convolution(2, 8) + path + convolution(1, 8) + path + 4 * 32 + 1
+    count = sum(parameter.numel() for parameter in TwoBranchCNN().parameters())
+    assert count == by_hand == 35_449
+    assert "35 449 parameters" in DOCUMENTATION
+
+
+def test_receptive_field_is_the_documented_one() -> None:
+    """One feature's gradient with respect to the input, its values such that every voxel within reach counts."""
+    network = TwoBranchCNN()
+    # Sums in place of maxima, and no ReLU, make the feature depend on all it sees.
+    for path in (network.diffusion, network.t2):
+        modules = [nn.AvgPool3d(2) if isinstance(m, nn.MaxPool3d) else m for m in path.modules()]
+        kept = [m for m in modules if isinstance(m, (nn.Conv3d, nn.AvgPool3d))]
+        for convolution in kept[::2]:
+            nn.init.ones_(convolution.weight)  # type: ignore[arg-type]
+        image = torch.zeros(1, kept[0].in_channels, 48, 48, 48, requires_grad=True)  # type: ignore[arg-type, union-attr]
+        features = nn.Sequential(*kept)(image)
+        features[0, 0, 3, 3, 3].backward()
+        assert image.grad is not None
+        seen = image.grad[0, 0].nonzero()
+        assert (seen.max(0).values - seen.min(0).values + 1).tolist() == [22, 22, 22]
+    assert "22 voxels along each axis" in DOCUMENTATION
+
+
+def test_the_extent_in_millimetres_is_of_the_default_grid() -> None:
+    text = " x ".join(f"{22 * spacing:.0f}" for spacing in CONFIG["spacing"])
+    assert f"{text} mm" in DOCUMENTATION
+
+
+def test_each_branch_sees_its_own_channels_only() -> None:
+    network = TwoBranchCNN().eval()
+    image = torch.randn(1, 3, 8, 8, 8, requires_grad=True)
+    with torch.no_grad():
+        network.head.weight[:, 64:] = 0  # only the diffusion path reaches the logit
+    network(image).sum().backward()
+    assert image.grad is not None
+    assert image.grad[:, :2].abs().amin(dim=1).max() > 0
+    assert image.grad[:, 2].abs().max() == 0
+    image.grad = None
+    with torch.no_grad():
+        network.head.weight.copy_(torch.cat([torch.zeros(1, 64), torch.randn(1, 64)], dim=1))
+    network(image).sum().backward()
+    assert image.grad[:, :2].abs().max() == 0  # type: ignore[index]
+    assert image.grad[:, 2].abs().max() > 0  # type: ignore[index]
+
+
+def test_paths_are_identical_in_build_and_share_no_weights() -> None:
+    network = TwoBranchCNN(diffusion_channels=1)
+    diffusion, t2 = network.diffusion.state_dict(), network.t2.state_dict()
+    assert {k: v.shape for k, v in diffusion.items()} == {k: v.shape for k, v in t2.items()}
+    assert not any(torch.equal(diffusion[key], t2[key]) for key in diffusion)
+    assert str(network.diffusion) == str(network.t2)
+
+
+@pytest.mark.parametrize("norm", [None, "instance", ("instance", {"affine": True}), ("group", {"num_groups": 2})])
+@pytest.mark.parametrize("size", [(8, 8, 8), (9, 17, 12)])
+def test_any_size_gives_one_logit_per_image(norm: Any, size: tuple[int, ...]) -> None:
+    network = TwoBranchCNN(features=(4, 4, 4), norm=norm)
+    network.eval() if size == (8, 8, 8) else network.train()
+    if size == (8, 8, 8) and norm is not None:
+        size = (16, 16, 16)  # a normalisation needs more than one voxel in the last stage
+    logits = network(torch.randn(5, 3, *size))
+    assert logits.shape == (5, 1)
+    assert torch.isfinite(logits).all()
+    assert len(logits.unique()) == 5
+
+
+def test_images_of_a_batch_do_not_touch_each_other() -> None:
+    network = TwoBranchCNN(norm=("instance", {"affine": True})).eval()
+    images = torch.randn(3, 3, 16, 16, 16)
+    alone = torch.cat([network(image[None]) for image in images])
+    torch.testing.assert_close(network(images), alone, rtol=1e-5, atol=1e-6)
+
+
+def test_memory_layout_does_not_change_the_result() -> None:
+    network, image = TwoBranchCNN().eval(), torch.randn(2, 3, 16, 16, 8)
+    expected = network(image)
+    found = network.to(memory_format=torch.channels_last_3d)(image)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_pooling_before_normalisation_and_relu_is_the_same_network() -> None:
+    """ReLU and max-pooling commute: the order of the stage is a matter of speed."""
+    network, image = TwoBranchCNN(), torch.randn(2, 3, 16, 16, 16)
+    maps = []
+    for path, part in ((network.diffusion, image[:, :2]), (network.t2, image[:, 2:])):
+        convolutions = [module for module in path.modules() if isinstance(module, nn.Conv3d)]
+        stages = [module for c in convolutions for module in (c, nn.ReLU(), nn.MaxPool3d(2))]
+        maps.append(nn.Sequential(*stages)(part).flatten(2))
+    features = [reduced for part in maps for reduced in (part.amax(2), part.mean(2))]
+    expected = network.head(torch.cat(features, dim=1))
+    torch.testing.assert_close(network(image), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_dropout_acts_in_training_only() -> None:
+    network, image = TwoBranchCNN(dropout=0.5), torch.randn(1, 3, 8, 8, 8)
+    assert len({network(image).item() for _ in range(5)}) > 1
+    network.eval()
+    assert len({network(image).item() for _ in range(5)}) == 1
+
+
+@pytest.mark.parametrize("norm", [None, ("instance", {"affine": True})])
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # what MONAI's ckpt_export calls
+def test_torchscript_gives_the_same_logits(norm: Any) -> None:
+    network = TwoBranchCNN(norm=norm).eval()
+    scripted = torch.jit.script(network)
+    for image in (torch.randn(2, 3, 16, 16, 16), torch.randn(1, 3, 17, 20, 18)):
+        torch.testing.assert_close(scripted(image), network(image), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"diffusion_channels": 0}, "diffusion_channels=0, t2_channels=1, features=[8, 16, 32]"),
+        ({"t2_channels": -1}, "diffusion_channels=2, t2_channels=-1, features=[8, 16, 32]"),
+        ({"features": ()}, "diffusion_channels=2, t2_channels=1, features=[]"),
+        ({"features": (8, 0)}, "diffusion_channels=2, t2_channels=1, features=[8, 0]"),
+    ],
+)
+def test_a_path_without_channels_or_stages_is_refused(options: dict[str, Any], found: str) -> None:
+    with pytest.raises(InputError, match=re.escape(f"Each path needs a channel and a stage: got {found}.")):
+        TwoBranchCNN(**options)
+
+
+def test_dropout_out_of_range_is_refused() -> None:
+    with pytest.raises(ValueError, match="dropout"):
+        TwoBranchCNN(dropout=1.5)
+
+
+def test_wrong_number_of_channels_is_an_error() -> None:
+    for channels in itertools.chain(range(1, 3), (4,)):
+        with pytest.raises(RuntimeError, match="split_with_sizes"):
+            TwoBranchCNN()(torch.zeros(1, channels, 8, 8, 8))
