@@ -6,10 +6,11 @@ running parser in the calling frames (docs/decisions/0002-one-command-for-ten-sp
 
 import contextlib
 import difflib
+import itertools
 import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from importlib.metadata import version
 from pathlib import Path
@@ -56,8 +57,21 @@ def check() -> None:
     """The first line of a config's ``initialize``: refuse settings that do not exist or cannot be meant."""
     with user_errors():
         config = running_config()
+        check_words(sys.argv[1:])
         check_names(config)
         check_values(config)
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Refuse ``--name None`` on the command line: MONAI would drop it and keep the config's own value, in silence.
+
+    Raises:
+        InputError: Naming the setting.
+    """
+    for before, word in itertools.pairwise(["", *words]):
+        name, _, value = word.partition("=") if word.startswith("--") else (before, "", word)
+        if value == "None" and name.startswith("--"):
+            raise InputError(f"MONAI ignores {name} None. Write {name} '$None' instead.")
 
 
 def check_names(config: dict[str, Any]) -> None:
@@ -100,23 +114,31 @@ def check_values(config: dict[str, Any]) -> None:
     """
     for name, value in config.items():
         if isinstance(value, str) and value.lower() in ("true", "false", "none", "null"):
-            raise InputError(
-                f'{name} is the text "{value}". Write {"None" if value.lower() == "null" else value.capitalize()}.'
-            )
+            word = value.capitalize() if value.lower() in ("true", "false") else "'$None'"
+            raise InputError(f'{name} is the text "{value}". Write {word}.')
     for name, (low, high) in _RANGES.items():
         value = config.get(name)
         if name in config and not _is_expression(value) and not (type(value) is int and low <= value <= high):
             raise InputError(f"{name} must be a whole number from {low} to {high}, got {value}.")
     for name in _NUMBERS:
-        if name in config and not _is_number(config[name]):
+        if name in config and not _is_expression(config[name]) and not _is_number(config[name]):
             raise InputError(f"{name} must be a number, 0 or more, got {config[name]}.")
     for name in _TRIPLES:
         value = config.get(name, (1, 1, 1))
         if not isinstance(value, (list, tuple)) or len(value) != 3 or not all(_is_number(v) and v > 0 for v in value):
             raise InputError(f'{name} must be three numbers greater than 0, such as "[40, 40, 28]", got {value}.')
+    _check_grid(config)
     split = config.get("split")
     if split is not None and not (type(split) is int and 0 <= split < config["splits"]):
         raise InputError(f"split must be a whole number below splits = {config['splits']}, got {split}.")
+
+
+def _check_grid(config: dict[str, Any]) -> None:
+    features, size = config.get("features"), config.get("size")
+    if isinstance(features, list) and size is not None and min(size) < 2 ** len(features):
+        raise InputError(
+            f"size must be at least {2 ** len(features)}, as each of {len(features)} stages halves it: {size}."
+        )
 
 
 def _is_expression(value: Any) -> bool:

@@ -75,7 +75,7 @@ def pair_violation(score: Tensor, label: Tensor, delta: float) -> Tensor:
     return _hinge_matrix(positive, negative, delta).to(_result_type(score))
 
 
-def multiclass_violation(  # noqa: PLR0913  one option of the paper each, all by name
+def multiclass_violation(
     score: Tensor,
     label: Tensor,
     *,

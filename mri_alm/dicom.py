@@ -212,14 +212,15 @@ def read_series(folder: Path) -> dict[float | None, sitk.Image]:
     Values are as stored, rescaled: bring an ADC map to 1e-6 mm2/s with :func:`mri_alm.diffusion.adc_scale`.
 
     Raises:
-        InputError: If the folder holds no image, or several series.
-        StudyError: If the series cannot be used; see :func:`mri_alm.volume.build_volume`.
+        StudyError: If the folder holds no image or several series, or the series cannot be used; see
+            :func:`mri_alm.volume.build_volume`.
     """
     studies = find_studies(folder)
     series = [one for study in studies for one in group_series(study.files, study.headers)]
     if len(series) != 1:
-        _refuse_empty(studies[0])
-        raise InputError(f"{folder}: holds {len(series)} series or echoes; give the folder of one.")
+        for study in studies[:1]:
+            _refuse_empty(study)
+        raise StudyError("several_series", f"The folder holds {len(series)} series or echoes; give the folder of one.")
     one = series[0]
     if one.role == "unsupported":
         raise StudyError("mosaic", f"{series_name(one)}: {one.reason}. Export one image per slice.")

@@ -1,6 +1,7 @@
 """What MONAI's trainer needs to train with multipliers: the sample index, the dual step, seeds, an exact checkpoint."""
 
 import logging
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -114,6 +115,12 @@ class EpochEnd:
         auc = float(self.validator.state.metrics["val_auc"])
         objective: Any = self.parts["objective"]
         report = {"epoch": engine.state.epoch, "val_auc": auc} | objective.end_epoch(auc)
+        if not all(math.isfinite(value) for value in report.values()):
+            raise InputError(
+                f"{self.folder}: training diverged in epoch {engine.state.epoch}: "
+                f"{', '.join(f'{name} {value:g}' for name, value in report.items())}. "
+                "Lower --learning_rate, --mu0 or --mu_cap and choose another run_dir; earlier epochs are kept."
+            )
         self.history.append(report)
         logger.info("  ".join(f"{name} {value:.4g}" for name, value in report.items()))
         for name, value in report.items():

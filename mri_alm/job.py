@@ -124,12 +124,18 @@ class Job:
         parser = member_parser(self.config, 0, self.cohort)
         parser["part"] = "all"
         cached = parser.get_parsed_content("prepared")
-        _, errors = for_each_study(
-            lambda numbered: cached[numbered["number"]] and None,
-            [{"study": item["study"], "number": number} for number, item in enumerate(cached.data)],
-            threads=self.threads,
-            title="prepare",
-        )
+        numbered = [{"study": item["study"], "number": number} for number, item in enumerate(cached.data)]
+        try:
+            _, errors = for_each_study(
+                lambda item: cached[item["number"]] and None, numbered, threads=self.threads, title="prepare"
+            )
+        except (OSError, RuntimeError, EOFError) as error:
+            if isinstance(error, RuntimeError) and "PytorchStream" not in str(error):
+                raise
+            raise InputError(
+                f"The cache {cached.cache_dir} cannot be written or read back: the disk is full or a file is damaged. "
+                "Free space, delete that folder (it is made again) and start the same command."
+            ) from error
         if errors:
             text = "\n".join(f"  study {study}: {error}" for study, error in errors.items())
             names = json.dumps(sorted(errors)).replace('"', "'")

@@ -16,6 +16,7 @@ from mri_alm.errors import InputError
 MAX_SHIFT_MM = 15.0
 MAX_ROTATION_DEG = 10.0
 MIN_MI_GAIN = 0.02
+MIN_MI = 0.02  # nats; an ADC map of noise reaches 0.002 against a T2, real exams 0.2 and more
 FIELD_MM = 100.0  # the prostate and what moves with it; the body wall would pull the result
 MARGIN_MM = 25.0  # around the field in the moving image: the largest accepted shift and rotation at its rim
 IN_PLANE_MM = 2.0  # about the diffusion's own resolution: T2's finer detail has no counterpart to match
@@ -154,7 +155,9 @@ def _gate(found: sitk.Euler3DTransform, before: float, after: float) -> Registra
     shift = float(np.linalg.norm(found.GetTranslation()))
     matrix = np.array(found.GetMatrix()).reshape(3, 3)
     angle = float(np.rad2deg(np.arccos(np.clip((np.trace(matrix) - 1) / 2, -1, 1))))
-    if after <= before * (1 + MIN_MI_GAIN):
+    if after < MIN_MI:
+        reason = f"the images share no structure: mutual information {after:.4f}"
+    elif after <= before * (1 + MIN_MI_GAIN):
         reason = f"no gain: mutual information {before:.3f} -> {after:.3f}"
     elif shift > MAX_SHIFT_MM or angle > MAX_ROTATION_DEG:
         reason = f"implausible movement: {shift:.1f} mm, {angle:.1f} degrees"

@@ -129,7 +129,7 @@ def _pixels(file: Path, name: str) -> NDArray[np.generic]:
             raise StudyError(
                 "no_decoder",
                 f"{name} is compressed ({syntax.name}) and no decoder is installed: "
-                "pip install 'mri-alm[dicom-compressed]'.",
+                "pip install -e '.[dicom-compressed]'.",
             )
         stored: NDArray[np.generic] = ds.pixel_array
     except StudyError:

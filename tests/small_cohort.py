@@ -16,7 +16,7 @@ SETTINGS: dict[str, Any] = {
     "spacing": [10.0, 10.0, 6.0],
     "register": False,
     "features": [2, 4],
-    "norm": None,
+    "norm": "instance",
     "splits": 3,
     "max_epochs": 2,
     "batch_size": 8,

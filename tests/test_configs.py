@@ -1,5 +1,4 @@
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,8 @@ from monai.bundle import ConfigParser, ConfigWorkflow, ckpt_export, verify_net_i
 from small_cohort import CONFIG, SETTINGS, train, workflow
 
 import mri_alm
-from mri_alm.bundle import check_names, check_values, choose
+from mri_alm.bundle import check_names, check_values, check_words, choose
 from mri_alm.errors import InputError
-from mri_alm.files import save_tensors
 from mri_alm.job import phantom_cohort
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -75,8 +73,8 @@ def test_inference_has_every_property_monai_asks_for(manifest: Path, trained: Pa
 
 def test_metadata_has_the_keys_that_a_bundle_needs() -> None:
     required = {
-        "version", "changelog", "monai_version", "pytorch_version", "numpy_version", "required_packages_version", "task",
-        "description", "authors", "copyright", "network_data_format",
+        "version", "changelog", "monai_version", "pytorch_version", "numpy_version", "required_packages_version",
+        "task", "description", "authors", "copyright", "network_data_format",
     }  # fmt: skip
     assert required <= META.keys()
     assert META["schema"].endswith("meta_schema_20240725.json")
@@ -123,7 +121,7 @@ def test_a_trained_model_exports_to_torchscript(trained: Path, tmp_path: Path) -
     network = workflow_network(settings)
     network.load_state_dict(torch.load(trained / "split_0" / "model.pt", weights_only=True)["model"])
     image = torch.randn(2, 3, 8, 8, 8)
-    exported = torch.jit.load(tmp_path / "model.ts")
+    exported = torch.jit.load(tmp_path / "model.ts")  # type: ignore[no-untyped-call]
     torch.testing.assert_close(exported(image), network.eval()(image), rtol=1e-5, atol=1e-6)
 
 
@@ -145,8 +143,8 @@ def workflow_network(settings: dict[str, Any]) -> torch.nn.Module:
         ({"zzzzzz": 1}, 'There is no setting "zzzzzz".\n'),
         ({"register": "false"}, 'register is the text "false". Write False.'),
         ({"bfloat16": "TRUE"}, 'bfloat16 is the text "TRUE". Write True.'),
-        ({"cohort": "none"}, 'cohort is the text "none". Write None.'),
-        ({"norm": "null"}, 'norm is the text "null". Write None.'),
+        ({"cohort": "none"}, "cohort is the text \"none\". Write '$None'."),
+        ({"norm": "null"}, "norm is the text \"null\". Write '$None'."),
         ({"splits": 0}, "splits must be a whole number from 1 to 1000, got 0."),
         ({"splits": 2.0}, "splits must be a whole number from 1 to 1000, got 2.0."),
         ({"splits": True}, "splits must be a whole number from 1 to 1000, got True."),
@@ -201,6 +199,19 @@ def test_a_wrong_value_is_refused_before_the_run_folder_is_taken(
     """Else the corrected command would be refused, as the folder held a run with the wrong value."""
     assert message in refusal(train, manifest, tmp_path / "run", **override)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("words", [["--norm", "None"], ["--split", "1", "--norm=None"]])
+def test_a_bare_none_is_refused_as_monai_would_drop_it(words: list[str]) -> None:
+    with pytest.raises(InputError, match=r"^MONAI ignores --norm None\. Write --norm '\$None' instead\.$"):
+        check_words(["run", *words])
+    check_words(["run", "--norm", "$None", "--run_dir", "runs/None"])
+
+
+def test_none_as_an_expression_arrives(manifest: Path, tmp_path: Path) -> None:
+    parser = workflow(manifest, tmp_path, mu_cap="$None", norm="$None").parser
+    assert parser.get_parsed_content("objective_def").schedule.cap is None
+    assert "Instance" not in str(parser.get_parsed_content("network_def"))
 
 
 def test_choose_names_what_there_is() -> None:

@@ -40,7 +40,7 @@ def test_receptive_field_is_the_documented_one() -> None:
         kept = [m for m in modules if isinstance(m, (nn.Conv3d, nn.AvgPool3d))]
         for convolution in kept[::2]:
             nn.init.ones_(convolution.weight)  # type: ignore[arg-type]
-        image = torch.zeros(1, kept[0].in_channels, 48, 48, 48, requires_grad=True)  # type: ignore[arg-type, union-attr]
+        image = torch.zeros(1, kept[0].in_channels, 48, 48, 48, requires_grad=True)  # type: ignore[arg-type]
         features = nn.Sequential(*kept)(image)
         features[0, 0, 3, 3, 3].backward()
         assert image.grad is not None
@@ -102,7 +102,7 @@ def test_images_of_a_batch_do_not_touch_each_other() -> None:
 def test_memory_layout_does_not_change_the_result() -> None:
     network, image = TwoBranchCNN().eval(), torch.randn(2, 3, 16, 16, 8)
     expected = network(image)
-    found = network.to(memory_format=torch.channels_last_3d)(image)
+    found = network.to(memory_format=torch.channels_last_3d)(image)  # type: ignore[call-overload]
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 

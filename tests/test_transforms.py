@@ -46,7 +46,8 @@ def dicom(study: PhantomStudy, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def load(**paths: Any) -> dict[Any, Any]:
-    return LoadProstateStudyd()({"study": "S1"} | paths)
+    item: dict[Any, Any] = {"study": "S1"} | paths
+    return LoadProstateStudyd()(item)
 
 
 def same_places(found: MetaTensor, image: sitk.Image, tolerance_mm: float = 1e-3) -> None:
