@@ -15,7 +15,7 @@ from mri_alm import AugmentedLagrangian
 from mri_alm.ensemble import Ensemble
 from mri_alm.networks import TwoBranchCNN
 
-BATCH, SHAPE, REPEATS = 16, (3, 56, 56, 28), 7
+BATCH, SHAPE, REPEATS = 8, (3, 40, 40, 28), 7
 
 
 def median(action: Callable[[], object]) -> float:
