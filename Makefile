@@ -33,5 +33,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 		echo "error: $(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv" >&2; \
 		exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_OUTPUT) -c constraints.txt -e '.[dicom-compressed,test,lint]'
+	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_OUTPUT) -c constraints.txt -e '.[dicom-compressed,sr,sweep,test,lint]'
 	@touch $@
