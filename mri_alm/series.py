@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydicom.dataset import Dataset
 
-from mri_alm.diffusion import b_value
+from mri_alm.diffusion import b_value, gradient_direction
 from mri_alm.errors import InputError
 
 DEFAULT_RULES = Path(__file__).with_name("series_rules.json")
@@ -32,6 +32,7 @@ class Frame:
         position: Centre of the first pixel, (3,); NaN when the header has none.
         orientation: Direction cosines of a row and of a column, (6,); NaN when the header has none.
         spacing: Distance between rows and between columns.
+        direction: Of the diffusion gradient, see :func:`mri_alm.diffusion.gradient_direction`.
     """
 
     file: Path
@@ -44,6 +45,7 @@ class Frame:
     intercept: float
     echo_time: float | None
     b: float | None
+    direction: tuple[float, ...] | None
 
     @property
     def normal(self) -> NDArray[np.float64]:
@@ -53,12 +55,20 @@ class Frame:
 
 @dataclass(eq=False)
 class Series:
-    """Frames of one series and one echo, with what decides over their role."""
+    """Frames of one series and one echo, with what decides over their role.
+
+    Args:
+        description: Series description, or the protocol's name where there is none.
+        nameless: Whether the header has no series description.
+        sequence: Kinds of acquisition, ``SE`` spin echo, ``GR`` gradient echo, ``EP`` echo-planar.
+    """
 
     frames: list[Frame]
     number: int
     description: str
+    nameless: bool
     image_type: frozenset[str]
+    sequence: frozenset[str]
     time: float
     frame_of_reference: str
     role: str = "other"
@@ -141,6 +151,10 @@ def load_rules(path: Path | None = None) -> list[dict[str, Any]]:
 CONDITIONS: dict[str, Callable[[Series, Any], bool]] = {
     "image_type": lambda series, words: not series.image_type.isdisjoint(words),
     "description": lambda series, pattern: re.search(pattern, series.description, re.IGNORECASE) is not None,
+    "nameless": lambda series, wanted: wanted == series.nameless,
+    "sequence": lambda series, words: not series.sequence.isdisjoint(words),
+    "sequence_without": lambda series, words: series.sequence.isdisjoint(words),
+    "echo_time_within": lambda series, ends: ends[0] <= (series.frames[0].echo_time or 0.0) <= ends[1],
     "b_above": lambda series, b: max(series.b_values, default=-1.0) > b,
     "slices_below": lambda series, count: len(series.positions) < count,
     "orientations_above": lambda series, count: _orientations(series.frames) > count,
@@ -174,10 +188,17 @@ def _series(members: list[tuple[Dataset, Frame]]) -> Series:
         frames=[frame for _, frame in members],
         number=int(first.get("SeriesNumber") or 0),
         description=str(first.get("SeriesDescription") or first.get("ProtocolName") or ""),
-        image_type=frozenset(str(word).upper() for word in first.get("ImageType") or ()),
+        nameless=not first.get("SeriesDescription"),
+        image_type=_words(first, "ImageType"),
+        sequence=_words(first, "ScanningSequence"),
         time=min(_seconds(header) for header in headers),
         frame_of_reference=str(first.get("FrameOfReferenceUID") or ""),
     )
+
+
+def _words(header: Dataset, name: str) -> frozenset[str]:
+    value = header.get(name) or ()
+    return frozenset(str(word).upper() for word in ([value] if isinstance(value, str) else value))
 
 
 def _seconds(header: Dataset) -> float:
@@ -221,6 +242,7 @@ def _frame(file: Path, index: int, header: Dataset, sources: list[Dataset]) -> F
     echo = find("EffectiveEchoTime") if find("EchoTime") is None else find("EchoTime")
     spacing = numbers("PixelSpacing", 2)
     b = next((b for b in map(b_value, sources) if b is not None), None)
+    direction = next((found for found in map(gradient_direction, sources) if found is not None), None)
     return Frame(
         file=file,
         index=index,
@@ -232,4 +254,5 @@ def _frame(file: Path, index: int, header: Dataset, sources: list[Dataset]) -> F
         intercept=float(find("RescaleIntercept") or 0.0),
         echo_time=None if echo is None or not math.isfinite(float(echo)) else float(echo),
         b=b,
+        direction=direction,
     )

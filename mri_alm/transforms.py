@@ -11,9 +11,11 @@ import torch
 from monai.data import MetaTensor
 from monai.transforms import Transform
 
+from mri_alm.content import check_maps
 from mri_alm.dicom import StudyFiles, find_studies, read_series, read_study
 from mri_alm.diffusion import adc_scale, fit_adc
 from mri_alm.errors import StudyError
+from mri_alm.image_file import read_image
 from mri_alm.registration import Registration, common_grid, register_rigid, resample
 
 _LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
@@ -144,6 +146,8 @@ def _from_files(item: Mapping[Hashable, Any]) -> tuple[dict[str, sitk.Image], di
         if "adc" not in images:
             images["adc"], report["adc_source"] = fit_adc(series), "fitted"
         images.setdefault("hbv", series[max(series)])
+    if "adc" in item:
+        check_maps(images["adc"], images["hbv"])
     images["adc"] = images["adc"] * adc_scale(images["adc"])
     return images, report
 
@@ -158,20 +162,10 @@ def _read_volume(path: Path, name: str) -> sitk.Image:
                 f"Column {name}: the series holds {len(volumes)} b-values; use column dwi.",
             )
         return next(iter(volumes.values()))
-    image = _read_image(path, name)
+    image = read_image(path, name)
     if image.GetDimension() != 3:
         raise StudyError("not_3d", f"Column {name}: the image has {image.GetDimension()} dimensions, 3 are needed.")
     return image
-
-
-def _read_image(path: Path, name: str) -> sitk.Image:
-    try:
-        return sitk.ReadImage(str(path), sitk.sitkFloat32)
-    except RuntimeError:  # SimpleITK's message holds the path, which may name the patient
-        raise StudyError(
-            "unreadable",
-            f"Column {name}: the {path.suffix or 'file'} file is no image that can be read. Export it again.",
-        ) from None
 
 
 def _read_dwi(path: Path) -> dict[float, sitk.Image]:
@@ -188,7 +182,7 @@ def _read_dwi(path: Path) -> dict[float, sitk.Image]:
         raise StudyError(
             "b_unknown", "Column dwi: there is no .bval file beside the image, so its b-values are unknown."
         )
-    image = _read_image(path, "dwi")
+    image = read_image(path, "dwi")
     try:
         values = [float(text) for text in table.read_text("utf-8").split()]
     except ValueError:
