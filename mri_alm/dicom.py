@@ -9,7 +9,7 @@ from typing import Any
 import SimpleITK as sitk  # noqa: N813
 
 from mri_alm.errors import StudyError
-from mri_alm.headers import StudyFiles, find_studies
+from mri_alm.headers import StudyFiles, find_studies, silence_readers
 from mri_alm.nameless import settle_nameless
 from mri_alm.selection import axial_t2, build_diffusion, chosen, diffusion_sets, first_usable, series_name
 from mri_alm.series import Series, group_series
@@ -61,6 +61,7 @@ def read_study(files: StudyFiles, *, rules: Path | None = None) -> Study:
             ``mosaic``, ``b_unknown``, ``frames_differ``, ``adc_units``, ``adc_unfit`` or one of
             :func:`mri_alm.volume.build_volume`.
     """
+    silence_readers()
     _refuse_empty(files)
     series = group_series(files.files, files.headers, rules)
     warnings = _header_warnings(files)
@@ -135,7 +136,7 @@ def _facts(files: StudyFiles, used: list[Series]) -> dict[str, Any]:
     return {
         "vendor": str(header.get("Manufacturer") or ""),
         "model": str(header.get("ManufacturerModelName") or ""),
-        "field_strength": None if strength is None else float(strength),
+        "field_strength": float(strength) if isinstance(strength, (int, float)) else None,
         "files_seen": seen,
         "files_used": len(used_files),
         "files_ignored": seen - len(used_files) - len(files.failed),

@@ -1,18 +1,20 @@
 """A directory tree -> the DICOM studies in it, by headers only; every file is accounted for."""
 
+import logging
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pydicom
+import SimpleITK as sitk  # noqa: N813
 from pydicom.dataset import Dataset, FileDataset
 from pydicom.uid import EnhancedMRImageStorage, MRImageStorage
 
 from mri_alm.diffusion import DIRECTION_TAGS, GE_B, PHILIPS_B, SIEMENS_B, UIH_B
 from mri_alm.errors import InputError
-from mri_alm.series import frames_of
-from mri_alm.volume import DAMAGED
+from mri_alm.series import DAMAGED, frames_of
 
 # Only these elements are ever read from a header: no name, birth date or accession number enters the program.
 HEADER_TAGS: list[Any] = [
@@ -56,6 +58,7 @@ def find_studies(root: Path) -> list[StudyFiles]:
     Raises:
         InputError: If ``root`` is no directory, or holds no file.
     """
+    silence_readers()
     if not root.is_dir():
         raise InputError(f"{root}: no such directory. Give a folder with DICOM files.")
     studies: dict[str, StudyFiles] = {}
@@ -82,6 +85,16 @@ def find_studies(root: Path) -> list[StudyFiles]:
     if not studies:
         raise InputError(f"{root}: the folder is empty. Give a folder with DICOM files.")
     return list(studies.values())
+
+
+def silence_readers() -> None:
+    """Keep pydicom's and ITK's own messages out of terminals and logs: they quote values and paths of damaged files.
+
+    The settings are for the whole process and stay; what is wrong with a file is said by our own messages.
+    """
+    warnings.filterwarnings("ignore", module=r"pydicom(\.|$)")
+    logging.getLogger("pydicom").propagate = False
+    sitk.ProcessObject.GlobalWarningDisplayOff()
 
 
 def _homes(studies: Iterable[StudyFiles]) -> dict[Path, StudyFiles]:
@@ -122,12 +135,22 @@ def _read_header(file: Path) -> tuple[Dataset | None, str, bool]:
         if start[128:] != b"DICM" and start[:2] not in (b"\x02\x00", b"\x08\x00"):
             return None, "not DICOM", False
         header = pydicom.dcmread(file, stop_before_pixels=True, specific_tags=HEADER_TAGS, force=True)
+        _drop_unreadable(header)
         if reason := _no_image(header):
             return None, reason, False
         frames_of(file, header)
     except DAMAGED as error:
         return None, f"damaged DICOM ({type(error).__name__})", True
     return header, "", False
+
+
+def _drop_unreadable(header: Dataset) -> None:
+    """An element whose value cannot be understood counts as absent: most of them nobody needs."""
+    for tag in list(header.keys()):
+        try:
+            header[tag]
+        except DAMAGED:
+            del header[tag]
 
 
 def _no_image(header: FileDataset) -> str:

@@ -35,6 +35,7 @@ def read_image(path: Path, name: str) -> sitk.Image:
         StudyError: ``unreadable`` if it is no such image, its header claims more than the file can hold, or its
             geometry is impossible; ``empty_volume`` if all voxels have one value.
     """
+    sitk.ProcessObject.GlobalWarningDisplayOff()  # its warnings quote the path
     reader = sitk.ImageFileReader()
     reader.SetFileName(str(path))
     reader.SetOutputPixelType(sitk.sitkFloat32)

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from struct import error as StructError  # noqa: N812
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,21 @@ from pydicom.dataset import Dataset
 from mri_alm.diffusion import b_value, gradient_direction
 from mri_alm.errors import InputError
 
+# What pydicom raises on damaged files; anything else is a bug of ours and keeps its traceback.
+DAMAGED = (
+    ValueError,
+    KeyError,
+    AttributeError,
+    TypeError,
+    EOFError,
+    OSError,
+    NotImplementedError,
+    OverflowError,
+    MemoryError,
+    RecursionError,
+    StructError,
+)
+FARTHEST_MM = 1e5  # a damaged number is no position
 DEFAULT_RULES = Path(__file__).with_name("series_rules.json")
 
 
@@ -186,7 +202,7 @@ def _series(members: list[tuple[Dataset, Frame]]) -> Series:
     first = headers[0]
     return Series(
         frames=[frame for _, frame in members],
-        number=int(first.get("SeriesNumber") or 0),
+        number=int(number) if isinstance(number := first.get("SeriesNumber"), int) else 0,
         description=str(first.get("SeriesDescription") or first.get("ProtocolName") or ""),
         nameless=not first.get("SeriesDescription"),
         image_type=_words(first, "ImageType"),
@@ -236,7 +252,7 @@ def _frame(file: Path, index: int, header: Dataset, sources: list[Dataset]) -> F
 
     def numbers(name: str, count: int) -> NDArray[np.float64]:
         value = find(name)
-        good = value is not None and len(value) == count
+        good = value is not None and len(value) == count and all(abs(float(v)) < FARTHEST_MM for v in value)
         return np.array([float(v) for v in value]) if good else np.full(count, np.nan)
 
     echo = find("EffectiveEchoTime") if find("EchoTime") is None else find("EchoTime")

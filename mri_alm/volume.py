@@ -5,7 +5,6 @@ built from the headers: sorted by position along the slice normal, spacing from 
 """
 
 from pathlib import Path
-from struct import error as StructError  # noqa: N812
 
 import numpy as np
 import pydicom
@@ -14,25 +13,11 @@ from numpy.typing import NDArray
 from pydicom.pixels import get_decoder
 
 from mri_alm.errors import StudyError
-from mri_alm.series import Frame
+from mri_alm.series import DAMAGED, Frame
 
 GAP_TOLERANCE = 0.05  # of the median distance between slices
 COSINE_TOLERANCE = 1e-4
 MAX_VOXELS = 2**27  # 512 MiB as float32, twenty times the largest prostate series; a damaged header may claim anything
-# What pydicom raises on damaged files; anything else is a bug of ours and keeps its traceback.
-DAMAGED = (
-    ValueError,
-    KeyError,
-    AttributeError,
-    TypeError,
-    EOFError,
-    OSError,
-    NotImplementedError,
-    OverflowError,
-    MemoryError,
-    RecursionError,
-    StructError,
-)
 
 
 def build_volume(frames: list[Frame], name: str) -> sitk.Image:

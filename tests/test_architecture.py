@@ -30,7 +30,7 @@ EDGES = {
     "ensemble": {"errors", "files", "operating_point"},
     "errors": set(),
     "files": {"errors"},
-    "headers": {"diffusion", "errors", "series", "volume"},
+    "headers": {"diffusion", "errors", "series"},
     "image_file": {"errors", "volume"},
     "job": {"bundle", "cohort", "ensemble", "errors", "files", "metrics", "phantom_io", "threshold"},
     "losses": {"errors"},
