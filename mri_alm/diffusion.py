@@ -1,6 +1,7 @@
 """b-values of every vendor, the ADC map fitted from them, and the units of a scanner's own map."""
 
 import math
+import re
 
 import numpy as np
 import SimpleITK as sitk  # noqa: N813
@@ -17,7 +18,8 @@ DIRECTIONS = (
     ((0x2005, 0x10B0), (0x2005, 0x10B1), (0x2005, 0x10B2)),  # Philips
     ((0x0065, 0x1037),),  # UIH
 )
-DIRECTION_TAGS = [tag for tags in DIRECTIONS for tag in tags]
+CANON_COMMENT = (0x0020, 0x4000)  # image comments: b=1500(0.895,0.000,0.445)
+DIRECTION_TAGS = [*(tag for tags in DIRECTIONS for tag in tags), CANON_COMMENT]
 ADC_UNIT = "1e-6 mm2/s"
 # (name of the unit, factor to 1e-6 mm2/s, lowest and highest plausible tissue median in that unit)
 ADC_UNITS = (("1e-6 mm2/s", 1.0, 300.0, 4000.0), ("1e-3 mm2/s", 1e3, 0.3, 4.0), ("mm2/s", 1e6, 3e-4, 4e-3))
@@ -62,15 +64,16 @@ def gradient_direction(ds: Dataset) -> tuple[float, ...] | None:
         return gradient_direction(ds.MRDiffusionSequence[0])
     if ds.get("DiffusionGradientDirectionSequence"):
         return gradient_direction(ds.DiffusionGradientDirectionSequence[0])
-    for tags in DIRECTIONS:
-        if all(tag in ds for tag in tags):
-            values = [number for tag in tags for number in _components(ds[tag].value)]
-            length = math.hypot(*values)
-            if len(values) != 3 or not 0.5 < length < math.inf:
-                return None
-            sign = next(math.copysign(1.0, value) for value in values if abs(value) > 1e-3 * length)
-            return tuple(round(sign * value / length, 2) + 0.0 for value in values)
-    return None
+    tags = next((tags for tags in DIRECTIONS if all(tag in ds for tag in tags)), ())
+    values = [number for tag in tags for number in _components(ds[tag].value)]
+    if not values and CANON_COMMENT in ds:
+        comment = re.fullmatch(r"b=\d+\((.+)\)", str(ds[CANON_COMMENT].value))
+        values = _components(comment.group(1).split(",")) if comment else []
+    length = math.hypot(*values)
+    if len(values) != 3 or not 0.5 < length < math.inf:
+        return None
+    sign = next(math.copysign(1.0, value) for value in values if abs(value) > 1e-3 * length)
+    return tuple(round(sign * value / length, 2) + 0.0 for value in values)
 
 
 def fit_adc(images: dict[float, sitk.Image]) -> sitk.Image:
@@ -130,7 +133,7 @@ def _unit(adc: sitk.Image) -> int:
     raise StudyError(
         "adc_units",
         f"The ADC map's tissue median is {median:.4g}, which is no ADC in 1e-6 mm2/s (300 to 4000), 1e-3 mm2/s "
-        "(0.3 to 4) or mm2/s (0.0003 to 0.004). Check that the series is an ADC map and its rescale slope.",
+        "(0.3 to 4) or mm2/s (0.0003 to 0.004). Check that it is an ADC map, not the high-b image, and its rescale slope.",
     )
 
 

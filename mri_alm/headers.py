@@ -93,7 +93,7 @@ def silence_readers() -> None:
     The settings are for the whole process and stay; what is wrong with a file is said by our own messages.
     """
     warnings.filterwarnings("ignore", module=r"pydicom(\.|$)")
-    logging.getLogger("pydicom").propagate = False
+    logging.getLogger("pydicom").setLevel(logging.CRITICAL)
     sitk.ProcessObject.GlobalWarningDisplayOff()
 
 

@@ -17,12 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from pydicom.dataset import Dataset
+from pydicom.errors import BytesLengthException, InvalidDicomError
 
 from mri_alm.diffusion import b_value, gradient_direction
 from mri_alm.errors import InputError
 
 # What pydicom raises on damaged files; anything else is a bug of ours and keeps its traceback.
 DAMAGED = (
+    InvalidDicomError,
+    BytesLengthException,
     ValueError,
     KeyError,
     AttributeError,
