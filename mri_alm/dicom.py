@@ -8,8 +8,9 @@ from typing import Any
 
 import SimpleITK as sitk  # noqa: N813
 
+from mri_alm.dicom_file import silence_readers
 from mri_alm.errors import StudyError
-from mri_alm.headers import StudyFiles, find_studies, silence_readers
+from mri_alm.headers import StudyFiles, find_studies
 from mri_alm.nameless import settle_nameless
 from mri_alm.selection import axial_t2, build_diffusion, chosen, diffusion_sets, first_usable, series_name
 from mri_alm.series import Series, group_series

@@ -133,7 +133,7 @@ def _unit(adc: sitk.Image) -> int:
     raise StudyError(
         "adc_units",
         f"The ADC map's tissue median is {median:.4g}, which is no ADC in 1e-6 mm2/s (300 to 4000), 1e-3 mm2/s "
-        "(0.3 to 4) or mm2/s (0.0003 to 0.004). Check that it is an ADC map, not the high-b image, and its rescale slope.",
+        "(0.3 to 4) or mm2/s (0.0003 to 0.004). Check that it is not the high-b image instead, and its rescale slope.",
     )
 
 

@@ -1,20 +1,17 @@
 """A directory tree -> the DICOM studies in it, by headers only; every file is accounted for."""
 
-import logging
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pydicom
-import SimpleITK as sitk  # noqa: N813
 from pydicom.dataset import Dataset, FileDataset
 from pydicom.uid import EnhancedMRImageStorage, MRImageStorage
 
+from mri_alm.dicom_file import DAMAGED, read_dicom, silence_readers
 from mri_alm.diffusion import DIRECTION_TAGS, GE_B, PHILIPS_B, SIEMENS_B, UIH_B
 from mri_alm.errors import InputError
-from mri_alm.series import DAMAGED, frames_of
+from mri_alm.series import frames_of
 
 # Only these elements are ever read from a header: no name, birth date or accession number enters the program.
 HEADER_TAGS: list[Any] = [
@@ -87,16 +84,6 @@ def find_studies(root: Path) -> list[StudyFiles]:
     return list(studies.values())
 
 
-def silence_readers() -> None:
-    """Keep pydicom's and ITK's own messages out of terminals and logs: they quote values and paths of damaged files.
-
-    The settings are for the whole process and stay; what is wrong with a file is said by our own messages.
-    """
-    warnings.filterwarnings("ignore", module=r"pydicom(\.|$)")
-    logging.getLogger("pydicom").setLevel(logging.CRITICAL)
-    sitk.ProcessObject.GlobalWarningDisplayOff()
-
-
 def _homes(studies: Iterable[StudyFiles]) -> dict[Path, StudyFiles]:
     """Every folder with images somewhere below it -> its first study."""
     homes: dict[Path, StudyFiles] = {}
@@ -134,7 +121,7 @@ def _read_header(file: Path) -> tuple[Dataset | None, str, bool]:
         # Some exports lack the preamble and begin with the first element of group 2 or 8.
         if start[128:] != b"DICM" and start[:2] not in (b"\x02\x00", b"\x08\x00"):
             return None, "not DICOM", False
-        header = pydicom.dcmread(file, stop_before_pixels=True, specific_tags=HEADER_TAGS, force=True)
+        header = read_dicom(file, stop_before_pixels=True, specific_tags=HEADER_TAGS)
         _drop_unreadable(header)
         if reason := _no_image(header):
             return None, reason, False

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import SimpleITK as sitk  # noqa: N813
 
+from mri_alm.dicom_file import silence_readers
 from mri_alm.errors import StudyError
-from mri_alm.volume import MAX_VOXELS
+from mri_alm.volume import MAX_VOXELS, SPACING_MM
 
 MAX_SERIES_VOXELS = 4 * MAX_VOXELS  # all volumes of a 4D file
 DEFLATE_RATIO = 1100  # zlib never packs tighter than 1032 to 1
@@ -35,7 +36,7 @@ def read_image(path: Path, name: str) -> sitk.Image:
         StudyError: ``unreadable`` if it is no such image, its header claims more than the file can hold, or its
             geometry is impossible; ``empty_volume`` if all voxels have one value.
     """
-    sitk.ProcessObject.GlobalWarningDisplayOff()  # its warnings quote the path
+    silence_readers()
     reader = sitk.ImageFileReader()
     reader.SetFileName(str(path))
     reader.SetOutputPixelType(sitk.sitkFloat32)
@@ -61,7 +62,7 @@ def read_image(path: Path, name: str) -> sitk.Image:
 
 def _check_claim(reader: sitk.ImageFileReader, path: Path, name: str) -> None:
     """Refuse what a header claims but no file of this size can hold, and grids that are no place in space."""
-    size, spacing = reader.GetSize(), reader.GetSpacing()
+    size, spacing, (low, high) = reader.GetSize(), reader.GetSpacing(), SPACING_MM
     voxels = math.prod(size)
     claimed = voxels * reader.GetNumberOfComponents() * BYTES.get(reader.GetPixelID(), 1)
     available = path.stat().st_size * (1 if path.suffix == ".nii" else DEFLATE_RATIO)
@@ -71,8 +72,8 @@ def _check_claim(reader: sitk.ImageFileReader, path: Path, name: str) -> None:
         problem = f"its header claims {voxels:,} voxels"
     elif reader.GetNumberOfComponents() != 1:
         problem = "it is a colour or vector image"
-    elif not all(math.isfinite(value) for value in (*spacing, *reader.GetOrigin())) or min(spacing) <= 0:
-        problem = "its voxel spacing or origin is no number of millimetres"
+    elif not all(map(math.isfinite, reader.GetOrigin())) or not all(low <= mm <= high for mm in spacing[:3]):
+        problem = "its voxel spacing is not 0.01 to 100 mm, or its origin no number"
     else:
         return
     raise StudyError("unreadable", f"Column {name}: {problem}. Export it again.")

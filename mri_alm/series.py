@@ -11,33 +11,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from struct import error as StructError  # noqa: N812
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydicom.dataset import Dataset
-from pydicom.errors import BytesLengthException, InvalidDicomError
 
 from mri_alm.diffusion import b_value, gradient_direction
 from mri_alm.errors import InputError
 
-# What pydicom raises on damaged files; anything else is a bug of ours and keeps its traceback.
-DAMAGED = (
-    InvalidDicomError,
-    BytesLengthException,
-    ValueError,
-    KeyError,
-    AttributeError,
-    TypeError,
-    EOFError,
-    OSError,
-    NotImplementedError,
-    OverflowError,
-    MemoryError,
-    RecursionError,
-    StructError,
-)
 FARTHEST_MM = 1e5  # a damaged number is no position
 DEFAULT_RULES = Path(__file__).with_name("series_rules.json")
 

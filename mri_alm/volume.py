@@ -7,16 +7,17 @@ built from the headers: sorted by position along the slice normal, spacing from 
 from pathlib import Path
 
 import numpy as np
-import pydicom
 import SimpleITK as sitk  # noqa: N813
 from numpy.typing import NDArray
 from pydicom.pixels import get_decoder
 
+from mri_alm.dicom_file import DAMAGED, read_dicom
 from mri_alm.errors import StudyError
-from mri_alm.series import DAMAGED, Frame
+from mri_alm.series import Frame
 
 GAP_TOLERANCE = 0.05  # of the median distance between slices
 COSINE_TOLERANCE = 1e-4
+SPACING_MM = 0.01, 100.0  # anything else is no MR image
 MAX_VOXELS = 2**27  # 512 MiB as float32, twenty times the largest prostate series; a damaged header may claim anything
 
 
@@ -87,8 +88,8 @@ def _direction(frames: list[Frame], name: str) -> NDArray[np.float64]:
     shapes = {frame.shape for frame in frames}
     if len(shapes) > 1 or not all(np.allclose(frame.spacing, first.spacing, rtol=1e-3) for frame in frames):
         raise StudyError("geometry", f"{name}: slices differ in size or pixel spacing ({sorted(shapes)}).")
-    if not min(first.spacing) > 0:
-        raise StudyError("geometry", f"{name}: pixel spacing is {first.spacing}; it must be positive.")
+    if not all(SPACING_MM[0] <= spacing <= SPACING_MM[1] for spacing in first.spacing):
+        raise StudyError("geometry", f"{name}: pixel spacing is {first.spacing}; it must be 0.01 to 100 mm.")
     row = row / np.linalg.norm(row)
     column = column - (column @ row) * row
     column = column / np.linalg.norm(column)
@@ -147,7 +148,7 @@ def _physical(stored: NDArray[np.generic], frame: Frame) -> NDArray[np.float32]:
 def _pixels(file: Path, name: str) -> NDArray[np.generic]:
     """Stored values of one file as (frames, rows, columns)."""
     try:
-        ds = pydicom.dcmread(file, force=True)
+        ds = read_dicom(file)
         if int(ds.Rows) * int(ds.Columns) * int(ds.get("NumberOfFrames") or 1) > MAX_VOXELS:
             raise StudyError("damaged_file", f"{name}: the header of one file claims more pixels than any MR image.")
         syntax = ds.file_meta.TransferSyntaxUID

@@ -121,9 +121,9 @@ def make(source: Path, folder: Path, rng: np.random.Generator) -> None:
 
 
 def write_sources(folder: Path) -> dict[str, Path]:
-    """One small undamaged case per format: 8 slices of 20 by 24 pixels."""
+    """One small undamaged case per format: 5 slices of 20 by 24 pixels."""
     rng = np.random.default_rng(0)
-    shape = (8, 20, 24)
+    shape = (5, 20, 24)
     t2, adc = rng.uniform(0, 600, shape).astype(np.uint16), rng.uniform(600, 2000, shape)
     dwi = {b: (900 * np.exp(-b * 1e-6 * adc)).astype(np.uint16) for b in (50.0, 800.0)}
     places = {form: folder / form for form in FORMATS}

@@ -24,14 +24,15 @@ EDGES = {
     "cohort": {"errors"},
     "constraint": {"errors"},
     "content": {"diffusion", "errors"},
-    "dicom": {"errors", "headers", "nameless", "selection", "series", "volume"},
+    "dicom": {"dicom_file", "errors", "headers", "nameless", "selection", "series", "volume"},
+    "dicom_file": set(),
     "diffusion": {"errors"},
     "engine": {"alm", "errors", "files"},
     "ensemble": {"errors", "files", "operating_point"},
     "errors": set(),
     "files": {"errors"},
-    "headers": {"diffusion", "errors", "series"},
-    "image_file": {"errors", "volume"},
+    "headers": {"dicom_file", "diffusion", "errors", "series"},
+    "image_file": {"dicom_file", "errors", "volume"},
     "job": {"bundle", "cohort", "ensemble", "errors", "files", "metrics", "phantom_io", "threshold"},
     "losses": {"errors"},
     "losses_multiclass": {"errors", "losses"},
@@ -61,7 +62,7 @@ EDGES = {
     "statistics": {"errors", "metrics"},
     "threshold": {"errors", "metrics", "operating_point"},
     "transforms": {"content", "dicom", "diffusion", "errors", "image_file", "registration"},
-    "volume": {"errors", "series"},
+    "volume": {"dicom_file", "errors", "series"},
 }
 
 # What a module must not know: losses and the constraint work without MONAI, figures of merit without torch too.

@@ -118,7 +118,7 @@ def test_every_trap_has_its_tests():
     }
     named = {name for names in TRAPS.values() for name in names}
     assert named <= functions, sorted(named - functions)
-    here = {name for name in functions if name.startswith("test_traps::")}
+    here = {name for name in functions if name.startswith("test_traps::test_")}
     assert here - named == {"test_traps::test_every_trap_has_its_tests"}
 
 
@@ -309,7 +309,7 @@ def test_damaged_headers_print_nothing(tmp_path, capfd, recwarn, caplog):
     for file in sorted((tmp_path / "SECRET").iterdir())[:6]:
         file.write_bytes(file.read_bytes()[:-20])
     (tmp_path / "SECRET" / "cut.nii").write_bytes(b"\x5c\x01\0\0" + b"\xff" * 400)
-    with pytest.raises(StudyError, match="damaged_file|cannot be read") as refused:
+    with pytest.raises(StudyError, match="the pixels of one file cannot be read") as refused:
         read_only(tmp_path)
     with pytest.raises(StudyError, match="is no image that can be read") as unread:
         read_image(tmp_path / "SECRET" / "cut.nii", "t2")
