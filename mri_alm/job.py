@@ -23,6 +23,7 @@ from mri_alm.errors import InputError
 from mri_alm.files import sha256, write_csv, write_json
 from mri_alm.metrics import auc, fpr_at_fn
 from mri_alm.phantom_io import make_cohort
+from mri_alm.processes import barrier, first_process_first, rank
 from mri_alm.threshold import fixed_fn_threshold
 
 logger = logging.getLogger("mri_alm")
@@ -45,7 +46,7 @@ def train_and_evaluate(folder: str, *, threads: int, max_fn: int) -> None:
 
 def phantom_cohort(train: int, test: int) -> Path:
     """Manifest of the built-in cohort of that size, made under ``data/`` the first time."""
-    with progress_bar("phantom", train + test, "study") as bar:
+    with first_process_first(), progress_bar("phantom", train + test, "study") as bar:
         return make_cohort(
             Path("data") / f"phantom_{train}_{test}",
             train=train,
@@ -74,23 +75,35 @@ class Job:
                 f"{config['splits']} splits, so --max_fn must be between 0 and {len(held_out) - 1}."
             )
         parser = member_parser(config, 0, self.cohort)
-        for part in ("objective_def", "optimizer"):  # wrong values are refused before hours of work and the claim
+        for part in (
+            "objective_def",
+            "optimizer",
+            "epoch_end::selection",
+            "train::stratified",
+        ):  # wrong values are refused before hours of work and the claim
             parser.get_parsed_content(part)
 
     def run(self) -> None:
-        """All of it; the last lines say where everything lies."""
+        """All of it; the last lines say where everything lies. All processes train; the first one does the rest."""
+        with first_process_first():
+            if rank() == 0:
+                self._set_up()
+        self._train()
+        if rank() > 0:
+            return
+        waiting = [k for k in range(self.config["splits"]) if not self._finished(k)]
+        if waiting:
+            logger.info("Trained. Splits %s are still to do; the ensemble follows when all are there.", waiting)
+            return
+        self._ensemble()
+
+    def _set_up(self) -> None:
         refuse_other_settings(self.folder, self.config)
         for split in range(self.config["splits"]):
             self._finished(split)  # a folder of another cohort is refused before anything is written
         self._prepare()  # before the claim: the way to leave out a study that fails is another setting
         claim(self.folder, self.config)
         self._write_splits()
-        self._train()
-        waiting = [k for k in range(self.config["splits"]) if not self._finished(k)]
-        if waiting:
-            logger.info("Trained. Splits %s are still to do; the ensemble follows when all are there.", waiting)
-            return
-        self._ensemble()
 
     def _finished(self, split: int) -> bool:
         """Whether a split is trained to its end; refused when it is not of this cohort, or its model was changed."""
@@ -153,7 +166,9 @@ class Job:
 
     def _train_split(self, split: int, bar: Any) -> None:
         folder = self.folder / f"split_{split}"
-        if self._finished(split):
+        finished = self._finished(split)
+        barrier()  # all have looked before the first one writes
+        if finished:
             bar.update(self.config["max_epochs"])
             return
         parser = member_parser(self.config, split, self.cohort)
@@ -161,16 +176,18 @@ class Job:
         trainer = parser.get_parsed_content("train#trainer")
         end = parser.get_parsed_content("epoch_end")
         bar.update(trainer.state.epoch)
-        if trainer.state.epoch < self.config["max_epochs"]:
+        if not end.finished(trainer):
             trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: bar.update(1))
             trainer.add_event_handler(
                 Events.EPOCH_COMPLETED, lambda: bar.set_postfix(auc=round(end.history[-1]["val_auc"], 3))
             )
             trainer.run()
+        if rank() > 0:
+            return
         network = load_member(parser.get_parsed_content("network"), folder / "model.pt")
         names, logits = self._predict(network, parser, "validation")
         write_csv(folder / "validation.csv", ["study", "logit"], _rows(names, logits))
-        record = {"best": end.best, "model_sha256": sha256(folder / "model.pt"), "guard": end.guard}
+        record = {"best": end.selection.best, "model_sha256": sha256(folder / "model.pt")} | end.record
         write_json(folder / "split.json", record | {"epochs": end.history})
 
     def _predict(self, network: Any, parser: ConfigParser, part: str) -> tuple[list[str], NDArray[np.float64]]:

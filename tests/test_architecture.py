@@ -18,22 +18,24 @@ CONFIGS = sorted((ROOT / "configs").rglob("*.json"))
 
 # A module, and all it imports from the package. ``__init__`` may import any module, and no module imports the package.
 EDGES = {
-    "alm": {"constraint", "errors"},
-    "bundle": {"errors", "files"},
+    "alm": {"errors", "processes", "ranking", "schedule", "scores"},
+    "batches": {"errors", "processes"},
+    "bundle": {"errors", "files", "processes"},
     "calibration": {"errors", "metrics"},
     "cohort": {"errors"},
     "constraint": {"errors"},
     "dicom": {"diffusion", "errors", "selection", "series", "volume"},
     "diffusion": {"errors"},
-    "engine": {"alm", "errors", "files"},
+    "engine": {"alm", "batches", "errors", "files", "metrics", "processes"},
     "ensemble": {"errors", "files", "operating_point"},
     "errors": set(),
     "files": {"errors"},
-    "job": {"bundle", "cohort", "ensemble", "errors", "files", "metrics", "phantom_io", "threshold"},
+    "job": {"bundle", "cohort", "ensemble", "errors", "files", "metrics", "phantom_io", "processes", "threshold"},
     "losses": {"errors"},
+    "losses_monai": {"losses"},
     "losses_multiclass": {"errors", "losses"},
     "metrics": {"errors"},
-    "networks": {"errors"},
+    "networks": {"errors", "losses_multiclass"},
     "operating_point": {"errors"},
     "phantom": {"diffusion", "errors", "phantom_anatomy", "phantom_canvas"},
     "phantom_anatomy": {"phantom_canvas"},
@@ -49,8 +51,12 @@ EDGES = {
         "phantom_io",
         "registration",
     },
+    "processes": {"errors"},
+    "ranking": {"constraint", "errors", "scores"},
     "registration": {"errors"},
     "report": set(),
+    "schedule": {"errors", "scores"},
+    "scores": {"errors"},
     "scoring": {"bundle", "cohort", "dicom", "ensemble", "errors", "files", "report"},
     "selection": {"diffusion", "errors", "series", "volume"},
     "series": {"diffusion", "errors"},
@@ -61,7 +67,9 @@ EDGES = {
 }
 
 # What a module must not know: losses and the constraint work without MONAI, figures of merit without torch too.
-FREE_OF_MONAI = ("alm", "constraint", "losses", "losses_multiclass")
+FREE_OF_MONAI = (
+    "alm", "batches", "constraint", "losses", "losses_multiclass", "processes", "ranking", "schedule", "scores",
+)  # fmt: skip
 FREE_OF_TORCH = ("calibration", "metrics", "operating_point", "statistics", "threshold")
 UNKNOWN = {module: {"monai", "ignite"} for module in FREE_OF_MONAI} | {
     module: {"monai", "ignite", "torch"} for module in FREE_OF_TORCH
