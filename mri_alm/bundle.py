@@ -27,7 +27,10 @@ from mri_alm.files import write_json
 
 logger = logging.getLogger("mri_alm")
 
-FREE = ("splits", "split", "max_fn", "threads", "run_dir", "cache_dir")  # may change between two starts of one run
+FREE = (  # may change between two starts of one run; the last five are what configs/multi_gpu.json sets
+    "splits", "split", "max_fn", "threads", "run_dir", "cache_dir",
+    "device", "local_rank", "replica", "initialize", "finalize",
+)  # fmt: skip
 PACKAGES = ("mri-alm", "torch", "monai", "SimpleITK", "numpy", "scikit-learn")
 _KNOWN = ("imports", "initialize", "run", "finalize", "prepared")  # the last is read by mri_alm.job
 _RANGES = {

@@ -217,7 +217,6 @@ class EpochEnd:
         if rank() == 0:
             self._write(engine, report, better)
         if self.selection.exhausted(engine.state.epoch):
-            logger.info("No better epoch for %d: stopped.", self.selection.patience)
             engine.terminate()
 
     def finished(self, trainer: Any) -> bool:
@@ -236,6 +235,8 @@ class EpochEnd:
 
     def _write(self, engine: Engine, report: dict[str, float], better: bool) -> None:
         logger.info("  ".join(f"{name} {value:.4g}" for name, value in report.items()))
+        if self.selection.exhausted(engine.state.epoch):
+            logger.info("No better epoch for %d: stopped.", self.selection.patience)
         for name, value in report.items():
             self.writer.add_scalar(name, value, engine.state.epoch)
         self.writer.flush()
