@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import brentq
 from torch import Tensor, nn
 
 import mri_alm.alm
@@ -760,3 +761,30 @@ def test_no_dual_step_when_the_scaler_skipped_the_optimiser_s() -> None:
         moved.append(bool((alm.multipliers != before).any()))
         weight.data.zero_()
     assert moved == [True, False, True]
+
+
+def test_theoretical_insight_the_error_of_a_negative_that_weighs_like_a_positive_s() -> None:
+    """M = 3, N = 5, all else 1, Delta_P = 2: Delta_diff = 6.2969 with the paper's updated lambda (it prints 7.2172).
+
+    As there, the pair of the two mis-ranked samples is left out: either error stands in a batch of its own.
+    """
+
+    def weight(score: list[float], positives: int) -> float:
+        label = torch.tensor([1] * positives + [0] * (len(score) - positives))
+        alm = objective(samples=len(score), mu=1.0, delta=0)
+        alm.multipliers.fill_(1)
+        logits = torch.tensor(score, dtype=torch.float64, requires_grad=True)
+        alm(logits, label, torch.arange(len(score)))
+        alm.dual_step()
+        return alm(logits, label, torch.arange(len(score))).item() * positives * (len(score) - positives)
+
+    def of_positive(error: float) -> float:
+        return weight([-error, 0, 1, 2, 3], 1)  # below the four other negatives
+
+    def of_negative(error: float) -> float:
+        return weight([0, -1, error], 2)  # above the two other positives
+
+    def surplus(difference: float) -> float:
+        return (of_positive(2) - of_positive(0)) - (of_negative(2 + difference) - of_negative(0))
+
+    assert brentq(surplus, 0, 20) == pytest.approx(6.2969, abs=5e-5)
