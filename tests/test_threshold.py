@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from mapie.risk_control import BinaryClassificationController
 from scipy.stats import binom, binomtest
 
 from mri_alm.errors import InputError
@@ -243,3 +244,37 @@ def test_an_unknown_source_is_refused():
 def test_impossible_arguments_are_refused(call, match):
     with pytest.raises(InputError, match=match):
         call()
+
+
+# --- Another library ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("n", "alpha", "eps", "slack"),
+    [
+        (32, 0.1, 0.1, 0), (64, 0.1, 0.1, 0), (128, 0.05, 0.05, 0), (256, 0.05, 0.1, 0),
+        (100, 0.1, 0.05, 1), (208, 0.05, 0.05, 1),
+    ],
+)  # fmt: skip
+def test_mapie_finds_the_same_threshold(n: int, alpha: float, eps: float, slack: int) -> None:
+    """Its binary risk control, tested in fixed sequence over the positives' scores, has the same p-values.
+
+    It computes misses as ceil(n * rate): where n * rate is not exact in floats it can be one rank too careful.
+    """
+    rng = np.random.default_rng(n)
+    score = np.concatenate([rng.random(n), 0.6 * rng.random(200)])
+    label = np.concatenate([np.ones(n, dtype=int), np.zeros(200, dtype=int)])
+    grid = np.sort(score[:n])
+    controller = BinaryClassificationController(
+        lambda x: np.column_stack([1 - x[:, 0], x[:, 0]]),
+        "recall",
+        1 - alpha,
+        confidence_level=1 - eps,
+        best_predict_param_choice="recall",
+        list_predict_params=grid,
+        fwer_method="fixed_sequence",
+    ).calibrate(score[:, None], label)
+    theirs = int(np.searchsorted(grid, np.max(controller.valid_predict_params))) + 1
+    ours = neyman_pearson_rank(n, alpha, eps)
+    assert ours - slack <= theirs <= ours
+    assert neyman_pearson_threshold(label, score, alpha, eps).threshold == grid[ours - 1]
