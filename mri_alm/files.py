@@ -2,14 +2,18 @@
 
 import contextlib
 import csv
+import gzip
 import hashlib
 import io
 import json
 import os
+import secrets
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import SimpleITK as sitk  # noqa: N813
 import torch
 
 from mri_alm.errors import InputError
@@ -53,6 +57,15 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, An
     write_bytes(path, text.getvalue().encode())
 
 
+def write_nifti(path: Path, image: sitk.Image) -> None:
+    """Write a compressed NIfTI file; equal images give equal files."""
+    with tempfile.TemporaryDirectory() as scratch:
+        plain = Path(scratch) / "image.nii"
+        sitk.WriteImage(image, plain)
+        # Level 1 is four times as fast as the default and 5 % larger; no time stamp: equal images are equal files.
+        write_bytes(path, gzip.compress(plain.read_bytes(), compresslevel=1, mtime=0))
+
+
 def save_tensors(path: Path, state: Mapping[str, Any]) -> None:
     """``torch.save`` for what ``torch.load(weights_only=True)`` reads back: tensors, numbers, strings, containers."""
     buffer = io.BytesIO()
@@ -77,6 +90,15 @@ def load_tensors(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise InputError(f"{path} holds a {type(state).__name__}, not a checkpoint of this project.")
     return state
+
+
+def secret_of(folder: Path) -> str:
+    """A folder's secret for study keys (file ``salt``): made once, readable by its owner only."""
+    path = folder / "salt"
+    if not path.exists():
+        write_bytes(path, secrets.token_hex(16).encode())
+        path.chmod(0o600)
+    return path.read_text()
 
 
 def sha256(path: Path) -> str:

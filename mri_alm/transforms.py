@@ -11,10 +11,10 @@ import torch
 from monai.data import MetaTensor
 from monai.transforms import Transform
 
-from mri_alm.dicom import StudyFiles, find_studies, read_series, read_study
+from mri_alm.dicom import Study, StudyFiles, find_studies, read_series, read_study
 from mri_alm.diffusion import adc_scale, fit_adc
 from mri_alm.errors import StudyError
-from mri_alm.registration import Registration, common_grid, register_rigid, resample
+from mri_alm.registration import Registration, common_grid, mask_centre, register_rigid, resample
 
 _LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 
@@ -24,10 +24,11 @@ class LoadProstateStudyd(Transform):
 
     ``dicom`` is the folder of one study (or its :class:`~mri_alm.dicom.StudyFiles`) whose series are recognised;
     otherwise ``t2`` and either ``adc`` and ``hbv`` or ``dwi`` are files (NIfTI, MHA, NRRD) or DICOM series folders.
-    From ``dwi`` the ADC map is fitted where no ``adc`` is given, and its highest b-value is the high-b image.
+    From ``dwi`` the ADC map is fitted where no ``adc`` is given, and its highest b-value is the high-b image. A
+    ``valid`` mask says that the images were registered before.
 
-    Adds to the item ``t2``, ``adc`` (1e-6 mm2/s) and ``hbv``: MetaTensors ``(1, X, Y, Z)`` float32, RAS millimetres;
-    and ``report``: a JSON text with ``warnings`` and facts about the series used.
+    Adds to the item ``t2``, ``adc`` (1e-6 mm2/s) and ``hbv`` (and ``valid``): MetaTensors ``(1, X, Y, Z)`` float32, RAS
+    millimetres; and ``report``: a JSON text with ``warnings`` and facts about the series used.
 
     Raises:
         StudyError: If the exam cannot be used; the message says why.
@@ -36,12 +37,14 @@ class LoadProstateStudyd(Transform):
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         """Load the volumes of one item (see :meth:`mri_alm.cohort.Study.item`)."""
         item = dict(data)
-        images, report = _from_dicom(item["dicom"]) if "dicom" in item else _from_files(item)
-        return item | {name: to_metatensor(image) for name, image in images.items()} | {"report": json.dumps(report)}
+        return item | (_from_dicom(item["dicom"]) if "dicom" in item else _as_item(*_from_files(item)))
 
 
 class RegisterDiffusiond(Transform):
-    """Register ADC to T2, and bring T2, ADC and high-b onto one grid about T2's centre in one interpolation each.
+    """Register ADC to T2, and bring T2, ADC and high-b onto one grid in one interpolation each.
+
+    The grid lies about ``crop_center_mm`` of the item (LPS), or the middle of its ``gland`` mask, or T2's centre. An
+    item that has a ``valid`` mask is registered already (:mod:`mri_alm.preparation`): it is only brought onto the grid.
 
     Args:
         spacing: Grid spacing in millimetres along T2's rows, columns and slices.
@@ -68,7 +71,7 @@ class RegisterDiffusiond(Transform):
         t2, adc, hbv = (to_sitk(item[name]) for name in ("t2", "adc", "hbv"))
         report = json.loads(item["report"])
         transform: sitk.Transform = sitk.Transform(3, sitk.sitkIdentity)
-        if self.register:
+        if self.register and "valid" not in item:
             found = register_rigid(t2, adc)
             transform = found.transform
             report["registration"] = _figures(found)
@@ -76,16 +79,23 @@ class RegisterDiffusiond(Transform):
                 report["warnings"].append(
                     f"Registration refused, diffusion left where the scanner put it: {found.reason}"
                 )
-        grid = common_grid(t2, spacing_mm=self.spacing, size=self.size)
+        centre = _crop_centre(item)
+        report |= {"crop_center_mm": [round(v, 3) for v in centre]} if centre else {}
+        grid = common_grid(t2, spacing_mm=self.spacing, size=self.size, center_mm=centre)
         fixed, _ = resample(t2, grid, sitk.Transform(3, sitk.sitkIdentity), interpolator="bspline")
         moved, valid = resample(adc, grid, transform, interpolator="linear")
         high, _ = resample(hbv, grid, transform, interpolator="linear")
+        if "valid" in item:
+            known, _ = resample(to_sitk(item["valid"]), grid, interpolator="linear")
+            valid = sitk.And(valid, known >= 0.5)
+            moved, high = sitk.Mask(moved, valid), sitk.Mask(high, valid)
         coverage = float(sitk.GetArrayViewFromImage(valid).mean())
         report["coverage"] = round(coverage, 4)
         if coverage < 0.5:
+            place = "the given point" if centre else "T2's centre"
             raise StudyError(
                 "no_overlap",
-                f"Only {coverage:.0%} of the region about T2's centre has diffusion data. Do they belong together?",
+                f"Only {coverage:.0%} of the region about {place} has diffusion data. Do they belong together?",
             )
         item |= {
             name: to_metatensor(image)
@@ -119,10 +129,25 @@ def _figures(found: Registration) -> dict[str, Any]:
     return {"accepted": found.accepted, "reason": found.reason} | numbers
 
 
-def _from_dicom(source: str | StudyFiles) -> tuple[dict[str, sitk.Image], dict[str, Any]]:
-    files = source if isinstance(source, StudyFiles) else _only_study(Path(source))
-    study = read_study(files)
-    return {"t2": study.t2, "adc": study.adc, "hbv": study.hbv}, study.info | {"warnings": study.warnings}
+def study_item(study: Study) -> dict[str, Any]:
+    """What :class:`LoadProstateStudyd` adds to an item, of a study already read."""
+    return _as_item({"t2": study.t2, "adc": study.adc, "hbv": study.hbv}, study.info | {"warnings": study.warnings})
+
+
+def _as_item(images: dict[str, sitk.Image], report: dict[str, Any]) -> dict[str, Any]:
+    return {name: to_metatensor(image) for name, image in images.items()} | {"report": json.dumps(report)}
+
+
+def _from_dicom(source: str | StudyFiles) -> dict[str, Any]:
+    return study_item(read_study(source if isinstance(source, StudyFiles) else _only_study(Path(source))))
+
+
+def _crop_centre(item: Mapping[Hashable, Any]) -> tuple[float, float, float] | None:
+    """The point to crop about, LPS mm, where the item gives one: three numbers as text, or a gland mask."""
+    if item.get("crop_center_mm"):
+        x, y, z = map(float, item["crop_center_mm"].split())
+        return x, y, z
+    return mask_centre(_read_volume(Path(item["gland"]), "gland")) if item.get("gland") else None
 
 
 def _only_study(folder: Path) -> StudyFiles:
@@ -137,7 +162,7 @@ def _only_study(folder: Path) -> StudyFiles:
 
 def _from_files(item: Mapping[Hashable, Any]) -> tuple[dict[str, sitk.Image], dict[str, Any]]:
     report: dict[str, Any] = {"warnings": [], "adc_source": "given"}
-    images = {name: _read_volume(Path(item[name]), name) for name in ("t2", "adc", "hbv") if name in item}
+    images = {name: _read_volume(Path(item[name]), name) for name in ("t2", "adc", "hbv", "valid") if name in item}
     if "dwi" in item:
         series = _read_dwi(Path(item["dwi"]))
         report["b_values"] = sorted(series)
