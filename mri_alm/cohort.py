@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sklearn.model_selection import StratifiedShuffleSplit
 
 from mri_alm.errors import InputError
 
@@ -266,6 +265,8 @@ def stratified_splits(
     Raises:
         InputError: If there is only one class, or too few positive or negative patients for both sides of a split.
     """
+    from sklearn.model_selection import StratifiedShuffleSplit
+
     if not 0 < validation < 1:
         raise InputError(f"validation must lie between 0 and 1, got {validation}: the share that a split holds out.")
     positive: dict[str, int] = {}

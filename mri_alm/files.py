@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import SimpleITK as sitk  # noqa: N813
-import torch
 
 from mri_alm.errors import InputError
 
@@ -68,6 +67,8 @@ def write_nifti(path: Path, image: sitk.Image) -> None:
 
 def save_tensors(path: Path, state: Mapping[str, Any]) -> None:
     """``torch.save`` for what ``torch.load(weights_only=True)`` reads back: tensors, numbers, strings, containers."""
+    import torch
+
     buffer = io.BytesIO()
     torch.save(state, buffer)
     write_bytes(path, buffer.getvalue())
@@ -79,6 +80,8 @@ def load_tensors(path: Path) -> dict[str, Any]:
     Raises:
         InputError: If the file is absent, damaged, or holds anything but data.
     """
+    import torch
+
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:

@@ -21,11 +21,11 @@ from mri_alm.cohort_rules import CohortRules, tidy
 from mri_alm.dicom import StudyFiles, read_study, study_key, with_headers
 from mri_alm.errors import StudyError
 from mri_alm.files import write_bytes, write_json, write_nifti
+from mri_alm.images import Images, Report, crop_centre, load_images, onto_grid, study_images
 from mri_alm.qc_picture import study_strip
 from mri_alm.selection import chosen
 from mri_alm.series import Series, group_series
 from mri_alm.sources import Source
-from mri_alm.transforms import LoadProstateStudyd, RegisterDiffusiond, study_item, to_sitk
 
 IMAGES = ("t2", "adc", "hbv", "valid")
 PACKAGES = ("mri-alm", "SimpleITK", "pydicom", "numpy")
@@ -78,7 +78,6 @@ class Preparation:
 
     def __init__(self, folder: Path, root: Path, rules: CohortRules, salt: str) -> None:
         self.folder, self.root, self.rules, self.salt = folder, root, rules, salt
-        self.transform = RegisterDiffusiond(rules.spacing, rules.size)
         self.versions = {name: version(name) for name in PACKAGES}
         settings = {"series": rules.series, "grid": [rules.spacing, rules.size]}
         self.settings = json.dumps(settings | self.versions, sort_keys=True, default=list)
@@ -102,11 +101,12 @@ class Preparation:
         record: dict[str, Any] = {"study": job.key, "status": "ok", "error_code": ""}
         record |= {"error_text": "", "warnings": []}
         try:
-            loaded = self._load(job, read)
-            record |= _geometry(loaded)
-            item = self.transform(loaded | job.item)
-            record |= _facts(item)
-            record["content"] = self._write(item, part)
+            images, report = self._load(job, read)
+            record |= _geometry(images)
+            spacing, size, centre = self.rules.spacing, self.rules.size, crop_centre(job.item)
+            images, report = onto_grid(images, report, spacing=spacing, size=size, center_mm=centre)
+            record |= _facts(report)
+            record["content"] = self._write(images, part)
         except StudyError as error:
             record |= {"status": "failed", "error_code": error.code, "error_text": error.message}
         record["series"] = [chosen(one) for one in read.series]
@@ -138,7 +138,7 @@ class Preparation:
         state.update(repr((sorted(columns), job.item.get("crop_center_mm"), self._by_hand(job))).encode())
         return state.hexdigest()
 
-    def _load(self, job: Job, read: _Read) -> dict[Any, Any]:
+    def _load(self, job: Job, read: _Read) -> tuple[Images, Report]:
         """The study's volumes, each on its own grid."""
         rules = self._series(job, read)
         if job.source.error:
@@ -146,11 +146,10 @@ class Preparation:
         if read.dicom:
             study = read_study(read.dicom, rules=rules)
             read.used = study.used
-            return study_item(study)
-        paths: dict[Any, Any] = job.source.item
-        item = LoadProstateStudyd()(paths)
+            return study_images(study)
+        found = load_images(job.source.item)
         read.used = frozenset(job.source.used)
-        return item
+        return found
 
     def _series(self, job: Job, read: _Read) -> Sequence[dict[str, Any]]:
         """Fill in headers and series of a DICOM study; gives its rules."""
@@ -167,10 +166,8 @@ class Preparation:
         names = [job.key, *job.source.names]
         return dict(next((self.rules.studies[name] for name in names if name in self.rules.studies), {}))
 
-    def _write(self, item: dict[Any, Any], part: Path) -> dict[str, str]:
+    def _write(self, images: Images, part: Path) -> dict[str, str]:
         """Images and picture of a prepared item; gives the digest of each image's voxels."""
-        images = {name: to_sitk(item[name]) for name in IMAGES}
-        images["valid"] = sitk.Cast(images["valid"], sitk.sitkUInt8)
         for name, image in images.items():
             write_nifti(part / f"{name}.nii.gz", image if name == "valid" else _rounded(image))
         arrays = {name: sitk.GetArrayFromImage(image) for name, image in images.items()}
@@ -214,15 +211,14 @@ class Preparation:
         return tidy(str(file.relative_to(base) if file.is_relative_to(base) else file))
 
 
-def _geometry(item: dict[Any, Any]) -> dict[str, Any]:
+def _geometry(images: Images) -> dict[str, Any]:
     """Voxel size and count of the images as they came."""
-    sizes = {f"{name}_size": list(item[name].shape[1:]) for name in ("t2", "adc")}
-    return sizes | {f"{name}_spacing_mm": [round(v, 3) for v in item[name].pixdim.tolist()] for name in ("t2", "adc")}
+    sizes = {f"{name}_size": images[name].GetSize() for name in ("t2", "adc")}
+    return sizes | {f"{name}_spacing_mm": [round(v, 3) for v in images[name].GetSpacing()] for name in ("t2", "adc")}
 
 
-def _facts(item: dict[Any, Any]) -> dict[str, Any]:
+def _facts(report: Report) -> dict[str, Any]:
     """What the record says about a prepared study."""
-    report = json.loads(item["report"])
     facts = {name: report.get(name) for name in _FACTS}
     # Free text of a header could hold anything; a vendor is one of few words.
     vendor = re.search(_VENDORS, report.get("vendor", "").lower())

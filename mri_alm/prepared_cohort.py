@@ -3,14 +3,17 @@
 import csv
 import json
 import os
+import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from mri_alm.cohort_rules import CohortRules, load_cohort_rules
 from mri_alm.dicom import study_key
-from mri_alm.ensemble import for_each_study
 from mri_alm.errors import InputError
 from mri_alm.files import secret_of, write_csv, write_json
 from mri_alm.labels import Label, Labelled, match_labels, patient_of, read_labels, read_table
@@ -155,20 +158,27 @@ def prepare_cohort(order: Order) -> Outcome:
         _refuse_labels(plan)
     todo = [job for job in plan.jobs if plan.preparation.finished(job) is None]
 
-    def prepare(item: dict[str, Any]) -> None:
-        record = plan.preparation.prepare(item["job"])
-        if order.strict and record["status"] == "failed":
-            raise InputError(
-                f"Study {record['study']} failed ({record['error_code']}): {record['error_text']} With --strict the "
-                "run stops here; finished studies are kept for --resume, the manifest is not written."
-            )
-
-    items = [{"study": job.key, "job": job} for job in todo]
-    for_each_study(prepare, items, threads=order.workers or os.cpu_count() or 1, title="prepare")
+    with ThreadPoolExecutor(order.workers or os.cpu_count() or 1) as pool:
+        running = [pool.submit(plan.preparation.prepare, job) for job in todo]
+        try:
+            for one in tqdm(as_completed(running), "prepare", len(running), unit="study", mininterval=_interval()):
+                record = one.result()
+                if order.strict and record["status"] == "failed":
+                    raise InputError(
+                        f"Study {record['study']} failed ({record['error_code']}): {record['error_text']} With "
+                        "--strict the run stops here; finished studies are kept for --resume, no manifest is written."
+                    )
+        finally:
+            pool.shutdown(cancel_futures=True)
     outcome = Outcome([], plan.found, plan.labelled, plan.has_labels, len(plan.jobs) - len(todo))
     outcome.rows = [_row(plan, job, outcome) for job in plan.jobs]
     _write(order, plan, outcome)
     return outcome
+
+
+def _interval() -> float:
+    """Seconds between lines of progress: many on a terminal, one a minute in a log file."""
+    return 0.2 if sys.stderr.isatty() else 60.0
 
 
 def _crop(source: Source, entry: Label | None) -> dict[str, Any]:

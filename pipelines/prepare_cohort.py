@@ -17,9 +17,9 @@ from pathlib import Path
 import pydicom
 import SimpleITK as sitk  # noqa: N813
 
-from mri_alm.bundle import user_errors
 from mri_alm.cohort_check import check_cohort
 from mri_alm.cohort_text import dry_run, summary_text
+from mri_alm.errors import InputError
 from mri_alm.prepared_cohort import Order, prepare_cohort
 
 
@@ -46,7 +46,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     """Prepare or check; the exit status."""
     options = parse(arguments)
-    with user_errors():
+    try:
         if options.check:
             text, safe = check_cohort(options.check)
             print(text)
@@ -66,8 +66,11 @@ def main(arguments: list[str] | None = None) -> int:
             print(dry_run(order))
             return 0
         outcome = prepare_cohort(order)
-        print(summary_text(order, outcome))
-        return 2 if outcome.failed else 0
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(summary_text(order, outcome))
+    return 2 if outcome.failed else 0
 
 
 if __name__ == "__main__":
