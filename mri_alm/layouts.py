@@ -13,7 +13,7 @@ from mri_alm.dicom import StudyFiles, find_studies
 from mri_alm.errors import InputError, StudyError
 from mri_alm.labels import read_table
 from mri_alm.named_files import named_sources, role_of
-from mri_alm.sources import IMAGE, Input, Source, bvals_of, stem, walk
+from mri_alm.sources import IMAGE, Input, Source, bvals_of, stem, unusable, walk
 
 KEPT_HEADERS = 4000  # images; 80 MB
 _PICAI = re.compile(r"([^_]+)_([^_]+)_(t2w|adc|hbv|sag|cor)")
@@ -41,7 +41,7 @@ def find_sources(root: Path, rules: CohortRules) -> Input:
         raise InputError(f"{root}: no study found, read as layout {layout}. Force another one in the rules file.")
     for source in sources:
         if not source.error and "dicom" not in source.item:
-            source.error = _incomplete(source.item)
+            source.error = _incomplete(source)
     return Input(root, layout, sorted(sources, key=lambda one: one.files[:1] or [root]), outside)
 
 
@@ -53,6 +53,8 @@ def detect_layout(root: Path) -> str:
         return "nnunet"
     images = False
     for file in walk(root):
+        if unusable(file):
+            continue
         if IMAGE.search(file.name):
             images = True
             if (match := _PICAI.fullmatch(stem(file))) and match[3] == "t2w":
@@ -67,7 +69,12 @@ def _is_dicom(file: Path) -> bool:
         return stream.read(132)[128:] == b"DICM"
 
 
-def _incomplete(item: dict[str, Any]) -> StudyError | None:
+def _incomplete(source: Source) -> StudyError | None:
+    item, reasons = source.item, sorted(set(source.failed.values()))
+    complete = "t2" in item and ("dwi" in item or {"adc", "hbv"} <= item.keys())
+    if reasons and not complete:
+        code = "pointer" if any("pointer" in reason for reason in reasons) else "unreadable"
+        return StudyError(code, f"{len(source.failed)} of its files cannot be used: {'; '.join(reasons)}.")
     if "t2" not in item:
         return StudyError("no_t2", "No file of this study is an axial T2 image. Name it in the rules or the table.")
     if "dwi" not in item and not {"adc", "hbv"} <= item.keys():

@@ -11,7 +11,7 @@ import numpy as np
 import SimpleITK as sitk  # noqa: N813
 
 from mri_alm.cohort_rules import CohortRules, tidy
-from mri_alm.sources import IMAGE, Source, bvals_of, stem, walk
+from mri_alm.sources import IMAGE, Source, bvals_of, stem, unusable, walk
 
 _CASE = re.compile(r"(.+?)[_.-](t2w?|adc|hbv|dwi|gland)", re.IGNORECASE)
 
@@ -30,13 +30,14 @@ def named_sources(root: Path, rules: CohortRules) -> tuple[list[Source], dict[Pa
     for folder, files in folders.items():
         images = [file for file in files if IMAGE.search(file.name)]
         if not images:
-            outside |= {file: _reason(file) for file in files}
+            outside |= {file: unusable(file) or "no image" for file in files}
             continue
         for name, members in _cases(folder.relative_to(root), images).items():
             sources.append(_study(name, members, rules))
         rest = [file for file in files if file not in images and all(file not in one.used for one in sources)]
         for file in rest:
-            (sources[-1].failed if file.suffix == ".zip" else sources[-1].ignored)[file] = _reason(file)
+            reason = unusable(file)
+            (sources[-1].failed if reason else sources[-1].ignored)[file] = reason or "no image"
     return sources, outside
 
 
@@ -81,6 +82,8 @@ def _study(name: str, images: list[Path], rules: CohortRules) -> Source:
 
 def _role(file: Path, patterns: Mapping[str, str]) -> tuple[str, tuple[float, str], str]:
     """Column of an image, its rank among others of that column, and why it is not used (empty when it may be)."""
+    if reason := unusable(file):
+        return "failed", (0.0, ""), reason
     role = role_of(_words(file), patterns)
     if role == "ignored":
         return role, (0.0, ""), "its name says no T2, diffusion or ADC"
@@ -115,7 +118,3 @@ def _words(file: Path) -> str:
         except (OSError, ValueError, AttributeError, TypeError):
             pass  # a damaged note decides nothing; the name does
     return " ".join(words)
-
-
-def _reason(file: Path) -> str:
-    return "zip archive; unpack it first" if file.suffix == ".zip" else "no image"

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -154,8 +155,10 @@ def prepare_cohort(order: Order) -> Outcome:
         raise InputError(f"{order.output} holds a cohort. Add --resume to go on with it, or choose another folder.")
     inputs = read_inputs(order)  # bad input is refused before anything is written
     plan = make_plan(order, inputs, secret_of(order.output))
-    if order.strict:
+    if order.strict and plan.has_labels:
         _refuse_labels(plan)
+    for part in order.output.glob(".part-*"):  # of a run that was killed
+        shutil.rmtree(part)
     todo = [job for job in plan.jobs if plan.preparation.finished(job) is None]
 
     with ThreadPoolExecutor(order.workers or os.cpu_count() or 1) as pool:

@@ -85,3 +85,12 @@ def bvals_of(image: Path) -> list[Path]:
     """The table of b-values beside an image, if there is one."""
     beside = image.with_name(stem(image) + ".bval")
     return [beside] if beside.is_file() else []
+
+
+def unusable(file: Path) -> str:
+    """Why a file cannot be what its name says, or nothing: an archive, or the pointer that Git LFS leaves."""
+    with file.open("rb") as stream:
+        start = stream.read(23)
+    if start.startswith(b"PK\x03\x04") or file.suffix.lower() == ".zip":
+        return "zip archive; unpack it first"
+    return "Git LFS pointer instead of data" if start == b"version https://git-lfs" else ""
