@@ -4,7 +4,6 @@ import json
 import os
 import re
 from pathlib import Path, PurePath
-from typing import Any
 
 import pydicom
 

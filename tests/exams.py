@@ -12,8 +12,8 @@ from pydicom.dataset import Dataset
 
 from mri_alm.prepared_cohort import Order, Outcome, prepare_cohort
 
-GRID = {"spacing": [2, 2, 3], "size": [12, 12, 8]}
-SHAPE = (10, 20, 20)  # slices, rows, columns of every image, on one grid of 2 x 2 x 3 mm
+GRID = {"spacing": [2, 2, 3], "size": [12, 12, 6]}
+SHAPE = (6, 20, 20)  # slices, rows, columns of every image, on one grid of 2 x 2 x 3 mm
 PLAIN = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
 DIFFUSION = ("DERIVED", "PRIMARY", "DIFFUSION", "TRACEW")
 
@@ -68,7 +68,7 @@ def image_exam(folder: Path, number: int, names: dict[str, str]) -> Path:
     found = {scan.number: scan for scan in scans(number)}
     arrays = {"t2": found[4].pixels, "adc": found[8].pixels, "hbv": found[9].pixels}
     arrays["gland"] = np.zeros(SHAPE, np.uint16)
-    arrays["gland"][4:9, 6:15, 5:13] = 1
+    arrays["gland"][2:5, 6:15, 5:13] = 1
     folder.mkdir(parents=True, exist_ok=True)
     for column, name in names.items():
         write_image(folder / name, arrays[column])
