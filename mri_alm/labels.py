@@ -8,12 +8,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from mri_alm.cohort import Study, stratified_splits
 from mri_alm.cohort_rules import LabelRules, tidy
 from mri_alm.errors import InputError
-from mri_alm.sources import Source
+from mri_alm.sources import IMAGE, Source
 
 TEST_SHARE = 0.25  # of the patients; the paper's 100 of 400
 
@@ -105,7 +105,7 @@ def read_labels(path: Path, rules: LabelRules) -> list[Label]:
         def cell(role: str, row: dict[str, str] = row) -> str:
             return next((row[name] for name in columns[role] if row.get(name)), "")
 
-        entry = Label([number], tidy(cell("study")), tidy(cell("patient")), None, "")
+        entry = Label([number], tidy(_folder(cell("study"))), tidy(cell("patient")), None, "")
         if not entry.study and not entry.patient:
             problems.append(f"row {number} names neither study nor patient.")
             continue
@@ -120,6 +120,11 @@ def read_labels(path: Path, rules: LabelRules) -> list[Label]:
         more = [f"... and {len(problems) - 10} more."] if len(problems) > 10 else []
         raise InputError("\n".join([f"{path}: {text}" for text in problems[:10]] + more))
     return list(merged.values())
+
+
+def _folder(name: str) -> str:
+    """A study's name as it is; of the path of one of its images, the folder."""
+    return str(PurePosixPath(name.replace("\\", "/")).parent) if IMAGE.search(name) else name
 
 
 def _meaning(text: str, rules: LabelRules, number: int, problems: list[str]) -> int | None:

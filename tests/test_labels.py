@@ -33,6 +33,7 @@ def read(folder: Path, text: str, rules: LabelRules | None = None) -> list[Label
         "StudyInstanceUID;Label\n1.2.1;yes\n1.2.2;no\n",
         "folder\tLABEL\nPAT1\\Exam\\\tTrue\npat2/exam/\tFalse\n",
         "\ufeffPatientID,label,note\n id1 ,1,x\nid2,0,\n",
+        "path,label\npat1/exam/t2.nii.gz,1\npat2/exam/adc.mha,0\n",
         "patient,study,dce_needed\nwho,pat1,pos\nwho else,pat2,neg\n",
     ],
 )

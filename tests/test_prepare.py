@@ -4,6 +4,7 @@ import csv
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -347,6 +348,14 @@ def test_exit_status_of_a_bug_is_1_with_its_traceback(export: Path, tmp_path: Pa
     )
     assert found.returncode == 1
     assert "ZeroDivisionError" in found.stderr
+
+
+def test_every_error_code_is_explained_to_the_user() -> None:
+    sources = "".join(path.read_text() for path in (ROOT / "mri_alm").glob("*.py"))
+    codes = set(re.findall(r'StudyError\(\s*"(\w+)"', sources)) | {"pointer"}
+    table = (ROOT / "docs" / "cohort.md").read_text().split("## Error codes")[1].split("##")[0]
+    assert len(codes) > 20
+    assert codes - set(re.findall(r"`(\w+)`", table)) == set()
 
 
 # --- Real exams -----------------------------------------------------------------------------------------------------
