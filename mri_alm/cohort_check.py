@@ -6,18 +6,16 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mri_alm.prepared_cohort import read_rows
 
-OUTLIER = 6.0  # robust standard deviations; about 1.5 of 1,000 normal values lie beyond 3.2
-# Column, what it is called, and the smallest difference from the median that is worth a line.
-_FIGURES = (
-    ("t2_spacing_mm", "T2 voxel size", 0.1),
-    ("t2_size", "T2 size in voxels", 8.0),
-    ("adc_spacing_mm", "ADC voxel size", 0.2),
-    ("shift_mm", "registration shift, mm", 3.0),
-    ("coverage", "share of the grid with diffusion data", 0.1),
-)
+OUTLIER = 6.0  # robust standard deviations
+SHOWN = 5  # outliers listed of each kind
+# What is compared, and from which factor on it is worth a line: hospitals mix protocols, a factor of 1.5 is another exam.
+_RATIOS = (("T2 voxel size", 1.5), ("ADC voxel size", 1.5), ("T2 field of view", 1.5))
+# Column, its name, and from which difference on.
+_DIFFERENCES = (("shift_mm", "registration shift", 5.0), ("coverage", "share of the grid with diffusion data", 0.15))
 
 
 def check_cohort(folder: Path) -> tuple[str, bool]:
@@ -100,21 +98,41 @@ def _confounded(rows: list[dict[str, str]]) -> list[str]:
 
 
 def _outliers(rows: list[dict[str, str]]) -> list[str]:
-    """Studies whose geometry lies far from the median, in robust standard deviations."""
+    """Studies whose geometry lies far from the median."""
+    if len(rows) < 5:
+        return []
+    names = [row["study"] for row in rows]
+    spacing, adc, size = (_numbers(rows, column) for column in ("t2_spacing_mm", "adc_spacing_mm", "t2_size"))
     notes = []
-    for column, name, least in _FIGURES:
-        known = [(row["study"], [float(v) for v in row[column].split()]) for row in rows if row[column]]
-        if len(known) < 5:
-            continue
-        values = np.array([found for _, found in known])
+    for (name, factor), values in zip(_RATIOS, (spacing, adc, spacing * size), strict=True):
+        middle = np.median(values, axis=0)
+        far = np.exp(np.abs(np.log(values / middle))).max(axis=1) > factor
+        notes += _listed(name + " in mm", names, values, middle, far)
+    for column, name, least in _DIFFERENCES:
+        values = _numbers(rows, column)
         middle = np.median(values, axis=0)
         away = np.abs(values - middle)
-        limit = np.maximum(OUTLIER * 1.4826 * np.median(away, axis=0), least)
-        for (study, found), over in zip(known, (away > limit).any(axis=1), strict=True):
-            if over:
-                mine, others = (" x ".join(f"{v:g}" for v in vector) for vector in (found, middle.tolist()))
-                notes.append(f"outlier: {study} has {name} {mine}, the median is {others}")
+        far = (away > np.maximum(OUTLIER * 1.4826 * np.median(away, axis=0), least)).any(axis=1)
+        notes += _listed(name, names, values, middle, far)
     return notes
+
+
+def _numbers(rows: list[dict[str, str]], column: str) -> NDArray[np.float64]:
+    return np.array([[float(word) for word in row[column].split()] for row in rows])
+
+
+def _listed(
+    name: str, studies: list[str], values: NDArray[np.float64], middle: NDArray[np.float64], far: NDArray[np.bool_]
+) -> list[str]:
+    def words(vector: NDArray[np.float64]) -> str:
+        return " x ".join(f"{value:g}" for value in vector)
+
+    found = [
+        f"outlier: {study} has {name} {words(mine)}, the median is {words(middle)}"
+        for study, mine, over in zip(studies, values, far, strict=True)
+        if over
+    ]
+    return found[:SHOWN] + ([f"... and {len(found) - SHOWN} more with {name} off"] if len(found) > SHOWN else [])
 
 
 def _scanner(row: dict[str, str]) -> str:

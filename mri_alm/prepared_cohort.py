@@ -2,6 +2,7 @@
 
 import csv
 import json
+import logging
 import os
 import shutil
 import sys
@@ -22,6 +23,8 @@ from mri_alm.layouts import find_sources
 from mri_alm.preparation import IMAGES, Job, Preparation
 from mri_alm.qc_page import write_page
 from mri_alm.sources import Input, Source
+
+logger = logging.getLogger("mri_alm")
 
 COLUMNS = (
     "study", "patient", "status", "error_code", "error_text", "warnings", "label", "split", "t2", "adc", "hbv", "valid",
@@ -153,6 +156,7 @@ def prepare_cohort(order: Order) -> Outcome:
     """
     if (order.output / "salt").exists() and not order.resume:
         raise InputError(f"{order.output} holds a cohort. Add --resume to go on with it, or choose another folder.")
+    logger.info("Reading names and headers ...")
     inputs = read_inputs(order)  # bad input is refused before anything is written
     plan = make_plan(order, inputs, secret_of(order.output))
     if order.strict and plan.has_labels:

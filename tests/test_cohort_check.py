@@ -63,9 +63,13 @@ def test_what_makes_a_cohort_unsafe(tmp_path: Path, changes: list[dict[str, Any]
 @pytest.mark.parametrize(
     ("change", "note"),
     [
-        ({"t2_spacing_mm": "0.9 0.9 3"}, "outlier: s00 has T2 voxel size 0.9 x 0.9 x 3, the median is 0.5 x 0.5 x 3"),
-        ({"t2_size": "384 384 60"}, "outlier: s00 has T2 size in voxels 384 x 384 x 60"),
-        ({"shift_mm": 14.0}, "outlier: s00 has registration shift, mm 14, the median is 1.2"),
+        (
+            {"t2_spacing_mm": "0.9 0.9 3"},
+            "outlier: s00 has T2 voxel size in mm 0.9 x 0.9 x 3, the median is 0.5 x 0.5 x 3",
+        ),
+        ({"t2_size": "384 384 60"}, "s00 has T2 field of view in mm 192 x 192 x 180, the median is 192 x 192 x 60"),
+        ({"adc_spacing_mm": "2 2 6"}, "outlier: s00 has ADC voxel size in mm 2 x 2 x 6, the median is 2 x 2 x 3"),
+        ({"shift_mm": 14.0}, "outlier: s00 has registration shift 14, the median is 1.2"),
         ({"coverage": 0.51}, "outlier: s00 has share of the grid with diffusion data 0.51, the median is 0.7"),
     ],
 )
@@ -75,9 +79,16 @@ def test_outliers_are_notes(tmp_path: Path, change: dict[str, Any], note: str) -
     assert note in text.split("Notes:")[1]
 
 
-def test_small_differences_are_no_outliers(tmp_path: Path) -> None:
-    text, _ = check_cohort(cohort(tmp_path, {"t2_spacing_mm": "0.52 0.52 3", "shift_mm": 3.0, "coverage": 0.65}))
+def test_protocols_that_differ_a_little_are_no_outliers(tmp_path: Path) -> None:
+    change = {"t2_spacing_mm": "0.7 0.7 3.6", "t2_size": "320 320 20", "shift_mm": 5.0, "coverage": 0.6}
+    text, _ = check_cohort(cohort(tmp_path, change))
     assert "outlier" not in text
+
+
+def test_many_outliers_are_counted(tmp_path: Path) -> None:
+    text, _ = check_cohort(cohort(tmp_path, *[{"adc_spacing_mm": "4 4 3"}] * 8, count=20))
+    assert text.count("outlier: ") == 5
+    assert "... and 3 more with ADC voxel size in mm off" in text
 
 
 def test_failed_studies_are_left_out_and_counted(tmp_path: Path) -> None:
