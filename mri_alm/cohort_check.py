@@ -12,7 +12,7 @@ from mri_alm.prepared_cohort import read_rows
 
 OUTLIER = 6.0  # robust standard deviations
 SHOWN = 5  # outliers listed of each kind
-# What is compared, and from which factor on it is worth a line: hospitals mix protocols, a factor of 1.5 is another exam.
+# What is compared, and from which factor on it is worth a line: hospitals mix protocols; 1.5 is another kind of exam.
 _RATIOS = (("T2 voxel size", 1.5), ("ADC voxel size", 1.5), ("T2 field of view", 1.5))
 # Column, its name, and from which difference on.
 _DIFFERENCES = (("shift_mm", "registration shift", 5.0), ("coverage", "share of the grid with diffusion data", 0.15))
@@ -106,13 +106,13 @@ def _outliers(rows: list[dict[str, str]]) -> list[str]:
     notes = []
     for (name, factor), values in zip(_RATIOS, (spacing, adc, spacing * size), strict=True):
         middle = np.median(values, axis=0)
-        far = np.exp(np.abs(np.log(values / middle))).max(axis=1) > factor
+        far = (np.exp(np.abs(np.log(values / middle))) > factor).any(axis=1).tolist()
         notes += _listed(name + " in mm", names, values, middle, far)
     for column, name, least in _DIFFERENCES:
         values = _numbers(rows, column)
         middle = np.median(values, axis=0)
         away = np.abs(values - middle)
-        far = (away > np.maximum(OUTLIER * 1.4826 * np.median(away, axis=0), least)).any(axis=1)
+        far = (away > np.maximum(OUTLIER * 1.4826 * np.median(away, axis=0), least)).any(axis=1).tolist()
         notes += _listed(name, names, values, middle, far)
     return notes
 
@@ -122,7 +122,7 @@ def _numbers(rows: list[dict[str, str]], column: str) -> NDArray[np.float64]:
 
 
 def _listed(
-    name: str, studies: list[str], values: NDArray[np.float64], middle: NDArray[np.float64], far: NDArray[np.bool_]
+    name: str, studies: list[str], values: NDArray[np.float64], middle: NDArray[np.float64], far: Iterable[bool]
 ) -> list[str]:
     def words(vector: NDArray[np.float64]) -> str:
         return " x ".join(f"{value:g}" for value in vector)

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 import SimpleITK as sitk  # noqa: N813
-from exams import GRID, check_invariants, dicom_exam, image_exam, prepare, write_text
+from exams import GRID, SHAPE, check_invariants, dicom_exam, image_exam, prepare, write_image, write_text
 from monai.transforms import Compose
 
 from mri_alm.cohort import Cohort, read_manifest
 from mri_alm.cohort_text import dry_run, summary_text
-from mri_alm.errors import InputError
+from mri_alm.errors import InputError, StudyError
 from mri_alm.preparation import Preparation
 from mri_alm.prepared_cohort import COLUMNS, Order, prepare_cohort
 from mri_alm.registration import image_centre
@@ -204,6 +204,20 @@ def test_the_crop_lies_about_the_gland_or_the_given_point(tmp_path: Path) -> Non
     assert centres["C"] == pytest.approx((19, 19, 7.5), abs=1e-4)
     cells = {row["study"]: row["crop_center_mm"] for row in outcome.rows}
     assert [cells[names[uid]] for uid in "ABC"] == ["17 20 9", "18 20 6", ""]
+
+
+def test_a_hand_written_manifest_with_a_gland_is_cropped_about_it(tmp_path: Path) -> None:
+    names = {"t2": "t2.nii.gz", "adc": "adc.nii.gz", "hbv": "hbv.nii.gz", "gland": "gland.nii.gz"}
+    image_exam(tmp_path, 0, names)
+    header, cells = "study,patient,label,split," + ",".join(names), "A,A,1,train," + ",".join(names.values())
+    (study,) = read_manifest(write_text(tmp_path / "manifest.csv", f"{header}\n{cells}\n"))
+    item = Compose([LoadProstateStudyd(), RegisterDiffusiond((2, 2, 3), (11, 11, 5))])(study.item())
+    centre = (item["t2"].affine.numpy() @ [5, 5, 2, 1])[:3] * (-1, -1, 1)
+    assert centre == pytest.approx((17, 20, 9), abs=1e-4)
+    assert json.loads(item["report"])["crop_center_mm"] == [17.0, 20.0, 9.0]
+    write_image(tmp_path / "gland.nii.gz", np.zeros(SHAPE))
+    with pytest.raises(StudyError, match=r"The gland mask has no voxel above 0\."):
+        RegisterDiffusiond()(LoadProstateStudyd()(study.item()))
 
 
 def test_roles_set_by_hand(tmp_path: Path) -> None:
