@@ -106,13 +106,13 @@ def _outliers(rows: list[dict[str, str]]) -> list[str]:
     notes = []
     for (name, factor), values in zip(_RATIOS, (spacing, adc, spacing * size), strict=True):
         middle = np.median(values, axis=0)
-        far = (np.exp(np.abs(np.log(values / middle))) > factor).any(axis=1).tolist()
+        far = [row.any() for row in np.exp(np.abs(np.log(values / middle))) > factor]
         notes += _listed(name + " in mm", names, values, middle, far)
     for column, name, least in _DIFFERENCES:
         values = _numbers(rows, column)
         middle = np.median(values, axis=0)
         away = np.abs(values - middle)
-        far = (away > np.maximum(OUTLIER * 1.4826 * np.median(away, axis=0), least)).any(axis=1).tolist()
+        far = [row.any() for row in away > np.maximum(OUTLIER * 1.4826 * np.median(away, axis=0), least)]
         notes += _listed(name, names, values, middle, far)
     return notes
 

@@ -144,6 +144,12 @@ def make_plan(order: Order, inputs: Inputs, salt: str) -> Plan:
         Job(source, keys[source.uid], _crop(source, labelled.of.get(source.uid)))
         for source in sorted(found.sources, key=lambda one: keys[one.uid])
     ]
+    patients = {patient_of(source, labelled.of.get(source.uid)) for source in found.sources}
+    if len(patients) == 1 and len(jobs) > 2:
+        labelled.notes.append(
+            f"All {len(jobs)} studies carry one patient number. If they are of several patients, add a column patient "
+            "(and study) to the labels: a patient must stay on one side of a split."
+        )
     preparation = Preparation(order.output, order.source, inputs.rules, salt)
     return Plan(found, labelled, preparation, jobs, inputs.has_labels)
 

@@ -24,7 +24,7 @@ EDGES = {
     "cohort": {"errors"},
     "cohort_check": {"prepared_cohort"},
     "cohort_rules": {"errors", "series"},
-    "cohort_text": {"files", "labels", "prepared_cohort"},
+    "cohort_text": {"errors", "files", "labels", "prepared_cohort", "selection", "series"},
     "constraint": {"errors"},
     "dicom": {"diffusion", "errors", "selection", "series", "volume"},
     "diffusion": {"errors"},

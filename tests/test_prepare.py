@@ -236,6 +236,16 @@ def test_roles_set_by_hand(tmp_path: Path) -> None:
     assert record_of(tmp_path / "c", key)["error_text"].startswith("The rules file gives series 99 the role t2")
 
 
+def test_an_export_that_calls_everyone_the_same_is_noticed(tmp_path: Path) -> None:
+    for number in range(3):
+        dicom_exam(tmp_path / "in" / f"p{number}", number, patient="ANON")
+    labels = write_text(tmp_path / "labels.csv", "folder,label\np0,1\np1,0\np2,0\n")
+    rules = write_text(tmp_path / "rules.json", GRID)
+    assert "All 3 studies carry one patient number." in dry_run(Order(tmp_path / "in", tmp_path / "c", labels, rules))
+    labels.write_text("folder,patient,label\np0,a,1\np1,b,0\np2,c,0\n")
+    assert "one patient number" not in dry_run(Order(tmp_path / "in", tmp_path / "c", labels, rules))
+
+
 def test_dry_run_shows_roles_and_writes_nothing(export: Path, labels: Path, tmp_path: Path) -> None:
     rules = write_text(tmp_path / "rules.json", GRID)
     before = sorted(tmp_path.rglob("*"))
@@ -245,6 +255,8 @@ def test_dry_run_shows_roles_and_writes_nothing(export: Path, labels: Path, tmp_
     assert text.count("T2-weighted, by name") == 9
     assert text.count("ADC, by image type or name") == 10
     assert "b 50 " in text
+    assert text.count("  takes T2 4; diffusion 6, 7; calculated b 9; ADC 8") == 9
+    assert text.count("  fails, no_t2: ") == 1
     assert "1 rows of the labels have no study (rows 10)." in text
     assert "patient" not in text.lower().replace("a patient with", "")
 
