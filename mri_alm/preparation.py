@@ -189,6 +189,8 @@ class Preparation:
                 state = ("failed", failed[file])
             elif file in ignored:
                 state = ("ignored", ignored[file])
+            elif record["error_code"] == "unreadable" and record["error_text"].startswith(f"Column {role}:"):
+                state = ("failed", "cannot be read")
             elif record["status"] == "failed":
                 state = ("ignored", "the study failed")
             elif file in read.used:

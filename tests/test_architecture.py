@@ -3,6 +3,8 @@
 import ast
 import json
 import re
+import subprocess
+import sys
 from graphlib import TopologicalSorter
 from importlib.metadata import version
 from pathlib import Path
@@ -10,6 +12,8 @@ from pkgutil import resolve_name
 
 import pytest
 import yaml
+
+import mri_alm
 
 ROOT = Path(__file__).parents[1]
 LIBRARY = {path.stem: path for path in sorted((ROOT / "mri_alm").glob("*.py"))}
@@ -219,6 +223,22 @@ def test_package_imports_every_module_of_the_configs() -> None:
     named = {name.split(".")[1] for name in dotted_names()}
     assert named, "no config names anything of the package"
     assert named <= inner_edges(LIBRARY["__init__"].read_text("utf-8"))
+
+
+def test_names_of_the_package_are_loaded_when_used() -> None:
+    for name in mri_alm.__all__:
+        assert getattr(mri_alm, name) is not None
+    with pytest.raises(AttributeError, match="module 'mri_alm' has no attribute 'jobs'"):
+        mri_alm.jobs  # noqa: B018
+
+
+def test_reading_exams_needs_neither_torch_nor_monai() -> None:
+    """They take ten seconds to import; a dry run or a check takes two."""
+    code = (
+        "import sys, mri_alm.cohort_text, mri_alm.cohort_check; print({'torch', 'monai', 'sklearn'} & set(sys.modules))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert found.stdout.strip() == "set()"
 
 
 def test_one_version_everywhere() -> None:

@@ -31,6 +31,16 @@ def picai(root: Path) -> Path:
     return root
 
 
+def test_a_damaged_image_is_counted_as_failed(tmp_path: Path) -> None:
+    root = picai(tmp_path / "in")
+    (root / "public_images_fold0" / "10001" / "10001_100001_adc.mha").write_bytes(b"no image")
+    outcome = prepare(root, tmp_path / "c")
+    check_invariants(root, tmp_path / "c", outcome)
+    row = by_uid(outcome)["10001_100001"]
+    counts = [row[f"files_{state}"] for state in ("used", "ignored", "failed")]
+    assert (row["error_code"], counts) == ("unreadable", [0, 3, 1])
+
+
 def test_picai_with_its_marksheet(tmp_path: Path) -> None:
     root = picai(tmp_path / "in")
     (root / "public_images_fold0" / "10002" / "10002_100002_adc.mha").unlink()
