@@ -107,13 +107,13 @@ def _outliers(rows: list[dict[str, str]]) -> list[str]:
     for (name, factor), values in zip(_RATIOS, (spacing, adc, spacing * size), strict=True):
         middle = np.median(values, axis=0)
         far = [row.any() for row in np.exp(np.abs(np.log(values / middle))) > factor]
-        notes += _listed(name + " in mm", names, values, middle, far)
+        notes += _listed(name + " in mm", names, values, middle=middle, far=far)
     for column, name, least in _DIFFERENCES:
         values = _numbers(rows, column)
         middle = np.median(values, axis=0)
         away = np.abs(values - middle)
         far = [row.any() for row in away > np.maximum(OUTLIER * 1.4826 * np.median(away, axis=0), least)]
-        notes += _listed(name, names, values, middle, far)
+        notes += _listed(name, names, values, middle=middle, far=far)
     return notes
 
 
@@ -122,7 +122,7 @@ def _numbers(rows: list[dict[str, str]], column: str) -> NDArray[np.float64]:
 
 
 def _listed(
-    name: str, studies: list[str], values: NDArray[np.float64], middle: NDArray[np.float64], far: Iterable[bool]
+    name: str, studies: list[str], values: NDArray[np.float64], *, middle: NDArray[np.float64], far: Iterable[bool]
 ) -> list[str]:
     def words(vector: NDArray[np.float64]) -> str:
         return " x ".join(f"{value:g}" for value in vector)

@@ -95,9 +95,18 @@ def onto_grid(
 
 
 def crop_centre(item: Mapping[Any, Any]) -> tuple[float, float, float] | None:
-    """The point to crop about, LPS mm, where the item gives one: three numbers as text, or a gland mask."""
-    if item.get("crop_center_mm"):
-        x, y, z = map(float, item["crop_center_mm"].split())
+    """The point to crop about, LPS mm, where the item gives one: three numbers as text, or a gland mask.
+
+    Raises:
+        StudyError: ``crop_center`` when the text is no point, ``empty_gland``, or what reading the mask raises.
+    """
+    if text := item.get("crop_center_mm"):
+        try:
+            x, y, z = map(float, text.split())
+        except ValueError:
+            raise StudyError(
+                "crop_center", "crop_center_mm is not three numbers. Write x y z in LPS millimetres, or nothing."
+            ) from None
         return x, y, z
     return mask_centre(_read_volume(Path(item["gland"]), "gland")) if item.get("gland") else None
 

@@ -113,6 +113,8 @@ def _table(path: Path, _: CohortRules) -> tuple[list[Source], dict[Path, str]]:
         uid = f"{study}|{number}" if study in seen else study
         seen.add(study)
         source = Source(uid, patient, [tidy(study)], [tidy(patient)])
+        if row.get("crop_center_mm"):
+            source.item["crop_center_mm"] = row["crop_center_mm"]
         for column in _TABLE:
             place = path.parent / row[column] if row.get(column) else None
             if place is not None:

@@ -83,13 +83,14 @@ class Preparation:
         self.settings = json.dumps(settings | self.versions, sort_keys=True, default=list)
 
     def finished(self, job: Job) -> dict[str, Any] | None:
-        """The record of a study that is done and up to date, or None."""
+        """The record of a study that is usable and up to date, or None."""
         place = self.folder / job.key
         try:
             record: dict[str, Any] = json.loads((place / "study.json").read_text("utf-8"))
         except (OSError, ValueError):
             return None
-        complete = record["status"] == "failed" or all((place / f"{name}.nii.gz").is_file() for name in IMAGES)
+        # A failed study is tried again: a decoder may have been installed since.
+        complete = all((place / f"{name}.nii.gz").is_file() for name in IMAGES)
         return record if complete and record["digest"] == self.digest(job) else None
 
     def prepare(self, job: Job) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,6 @@ class Outcome:
     has_labels: bool
     kept: int
     unlabelled: int = 0
-    notes: list[str] = field(default_factory=list)
 
     @property
     def failed(self) -> int:
@@ -160,6 +159,8 @@ def prepare_cohort(order: Order) -> Outcome:
     Raises:
         InputError: If input, labels, rules or output cannot be used, or with ``strict`` when anything is not perfect.
     """
+    if order.workers < 0:
+        raise InputError(f"--workers must be 1 or more, or 0 for one per core, got {order.workers}.")
     if (order.output / "salt").exists() and not order.resume:
         raise InputError(f"{order.output} holds a cohort. Add --resume to go on with it, or choose another folder.")
     logger.info("Reading names and headers ...")
@@ -196,10 +197,11 @@ def _interval() -> float:
 
 def _crop(source: Source, entry: Label | None) -> dict[str, Any]:
     """Where the study's crop should lie, by the label table or the input itself."""
-    if entry and entry.crop_center_mm:
-        return {"crop_center_mm": entry.crop_center_mm}
-    gland = entry.gland if entry and entry.gland else source.item.get("gland")
-    return {"gland": str(gland)} if gland else {}
+    given = {"crop_center_mm": entry.crop_center_mm, "gland": entry.gland} if entry else {}
+    for name in ("crop_center_mm", "gland"):
+        if value := given.get(name) or source.item.get(name):
+            return {name: str(value)}
+    return {}
 
 
 def _refuse_labels(plan: Plan) -> None:
