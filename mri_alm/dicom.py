@@ -2,8 +2,8 @@
 
 import hashlib
 import hmac
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,7 @@ class Study:
         dwi: b in s/mm2 -> acquired image.
         warnings: Sentences a person should read.
         info: JSON-able facts: scanner, chosen series with reasons, b-values, counts of files. No identity.
+        used: Files whose pixels are in the volumes.
     """
 
     t2: sitk.Image
@@ -68,6 +69,7 @@ class Study:
     dwi: dict[float, sitk.Image]
     warnings: list[str]
     info: dict[str, Any]
+    used: frozenset[Path] = frozenset()
 
 
 def study_key(uid: str, salt: str) -> str:
@@ -75,12 +77,16 @@ def study_key(uid: str, salt: str) -> str:
     return hmac.new(salt.encode(), uid.encode(), hashlib.sha256).hexdigest()[:16]
 
 
-def find_studies(root: Path) -> list[StudyFiles]:
+def find_studies(root: Path, *, keep: int | None = None) -> list[StudyFiles]:
     """Studies in a directory tree with any file names, ordered by their first file.
 
     Every file ends up in exactly one study, as image, ignored or failed. A file that is no image counts with the study
     nearest to it; a top folder with unreadable files and no image at all becomes a study of its own without images, so
     that it cannot vanish in silence.
+
+    Args:
+        root: Where to look, at any depth.
+        keep: Headers kept in memory; by default all. Studies beyond come without, see :func:`with_headers`.
 
     Raises:
         InputError: If ``root`` is no directory, or holds no file.
@@ -103,7 +109,8 @@ def find_studies(root: Path) -> list[StudyFiles]:
             continue
         seen.add(instance)
         study.files.append(file)
-        study.headers.append(header)
+        if keep is None or len(seen) <= keep:
+            study.headers.append(header)
     homes = _homes(studies.values())
     for file, reason, failed in strays:
         study = _nearest(file, root, homes, failed) or studies.setdefault(uid := _top(file, root), StudyFiles(uid))
@@ -111,6 +118,24 @@ def find_studies(root: Path) -> list[StudyFiles]:
     if not studies:
         raise InputError(f"{root}: the folder is empty. Give a folder with DICOM files.")
     return list(studies.values())
+
+
+def with_headers(study: StudyFiles) -> StudyFiles:
+    """The study with a header for each image: those not kept by :func:`find_studies` are read again.
+
+    A large archive's headers fill gigabytes (20 kB each), so a cohort reads those of one study at a time.
+    """
+    if len(study.headers) == len(study.files):
+        return study
+    whole = replace(study, files=[], headers=[], failed=dict(study.failed))
+    for file in study.files:
+        header, reason, _ = _read_header(file)
+        if header is None:
+            whole.failed[file] = reason
+        else:
+            whole.files.append(file)
+            whole.headers.append(header)
+    return whole
 
 
 def _homes(studies: Iterable[StudyFiles]) -> dict[Path, StudyFiles]:
@@ -170,7 +195,7 @@ def _no_image(header: FileDataset) -> str:
     return "" if int(header.get("SamplesPerPixel") or 1) == 1 else "colour picture"
 
 
-def read_study(files: StudyFiles, *, rules: Path | None = None) -> Study:
+def read_study(files: StudyFiles, *, rules: Path | Sequence[dict[str, Any]] | None = None) -> Study:
     """Choose and build the volumes of one study.
 
     T2: axial, in the diffusion's frame of reference, most slices, then the latest. Diffusion: the set of series on one
@@ -201,9 +226,10 @@ def read_study(files: StudyFiles, *, rules: Path | None = None) -> Study:
     if len(sets) > 1:
         left = ", ".join(str(one.first.number) for one in sets if one is not group)
         warnings.append(f"Several diffusion protocols: took {series_name(group.first)} and its like, left {left}.")
-    info = _facts(files, [t2_series, *built.used]) | built.info
+    used = frozenset(frame.file for one in (t2_series, *built.used) for frame in one.frames)
+    info = _facts(files, t2_series, used) | built.info
     info |= {"t2": chosen(t2_series), "series": [chosen(one) for one in series]}
-    return Study(t2, built.adc, built.hbv, built.dwi, warnings + built.warnings, info)
+    return Study(t2, built.adc, built.hbv, built.dwi, warnings + built.warnings, info, used)
 
 
 def read_series(folder: Path) -> dict[float | None, sitk.Image]:
@@ -251,10 +277,9 @@ def _header_warnings(files: StudyFiles) -> list[str]:
     return warnings
 
 
-def _facts(files: StudyFiles, used: list[Series]) -> dict[str, Any]:
+def _facts(files: StudyFiles, t2: Series, used: frozenset[Path]) -> dict[str, Any]:
     """Scanner and file counts; seen = used + ignored + failed."""
-    used_files = {frame.file for series in used for frame in series.frames}
-    header = files.headers[files.files.index(used[0].frames[0].file)]
+    header = files.headers[files.files.index(t2.frames[0].file)]
     seen = len(files.files) + len(files.ignored) + len(files.failed)
     strength = header.get("MagneticFieldStrength")
     return {
@@ -262,7 +287,7 @@ def _facts(files: StudyFiles, used: list[Series]) -> dict[str, Any]:
         "model": str(header.get("ManufacturerModelName") or ""),
         "field_strength": None if strength is None else float(strength),
         "files_seen": seen,
-        "files_used": len(used_files),
-        "files_ignored": seen - len(used_files) - len(files.failed),
+        "files_used": len(used),
+        "files_ignored": seen - len(used) - len(files.failed),
         "files_failed": len(files.failed),
     }

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import secrets
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from mri_alm.cohort import read_manifest
 from mri_alm.dicom import find_studies, study_key
 from mri_alm.ensemble import SCORE_COLUMNS, TrainedRun, collect, for_each_study, score_rows
 from mri_alm.errors import InputError, StudyError
-from mri_alm.files import sha256, write_bytes, write_csv, write_json
+from mri_alm.files import secret_of, sha256, write_bytes, write_csv, write_json
 from mri_alm.report import study_picture
 
 logger = logging.getLogger("mri_alm")
@@ -108,11 +107,7 @@ def write_scores(
 
 def salt_of(run: Path) -> str:
     """The run's secret for study keys: made once, readable by its owner only."""
-    path = run / "salt"
-    if not path.exists():
-        write_bytes(path, secrets.token_hex(16).encode())
-        path.chmod(0o600)
-    return path.read_text()
+    return secret_of(run)
 
 
 def key_table(source: Path, salt: str) -> list[dict[str, str]]:

@@ -3,6 +3,8 @@
 import ast
 import json
 import re
+import subprocess
+import sys
 from graphlib import TopologicalSorter
 from importlib.metadata import version
 from pathlib import Path
@@ -10,6 +12,8 @@ from pkgutil import resolve_name
 
 import pytest
 import yaml
+
+import mri_alm
 
 ROOT = Path(__file__).parents[1]
 LIBRARY = {path.stem: path for path in sorted((ROOT / "mri_alm").glob("*.py"))}
@@ -23,6 +27,9 @@ EDGES = {
     "bundle": {"errors", "files", "processes"},
     "calibration": {"errors", "metrics"},
     "cohort": {"errors"},
+    "cohort_check": {"prepared_cohort"},
+    "cohort_rules": {"errors", "series"},
+    "cohort_text": {"errors", "files", "labels", "prepared_cohort", "selection", "series"},
     "constraint": {"errors"},
     "dicom": {"diffusion", "errors", "selection", "series", "volume"},
     "diffusion": {"errors"},
@@ -31,17 +38,21 @@ EDGES = {
     "errors": set(),
     "files": {"errors"},
     "job": {"bundle", "cohort", "ensemble", "errors", "files", "phantom_io", "processes", "summary", "threshold"},
+    "images": {"dicom", "diffusion", "errors", "registration"},
+    "labels": {"cohort", "cohort_rules", "errors", "sources"},
+    "layouts": {"cohort_rules", "dicom", "errors", "labels", "named_files", "sources"},
     "losses": {"errors"},
     "losses_monai": {"losses"},
     "losses_multiclass": {"errors", "losses"},
     "metrics": {"errors"},
     "networks": {"errors", "losses_multiclass"},
+    "named_files": {"cohort_rules", "sources"},
     "operating_point": {"errors"},
     "phantom": {"diffusion", "errors", "phantom_anatomy", "phantom_canvas"},
     "phantom_anatomy": {"phantom_canvas"},
     "phantom_canvas": set(),
     "phantom_dicom": {"phantom"},
-    "phantom_io": {"errors", "phantom", "phantom_dicom"},
+    "phantom_io": {"errors", "files", "phantom", "phantom_dicom"},
     "phantom_template": {
         "dicom",
         "errors",
@@ -53,6 +64,30 @@ EDGES = {
     },
     "processes": {"errors"},
     "ranking": {"constraint", "errors", "scores"},
+    "preparation": {
+        "cohort_rules",
+        "dicom",
+        "errors",
+        "files",
+        "images",
+        "qc_picture",
+        "selection",
+        "series",
+        "sources",
+    },
+    "prepared_cohort": {
+        "cohort_rules",
+        "dicom",
+        "errors",
+        "files",
+        "labels",
+        "layouts",
+        "preparation",
+        "qc_page",
+        "sources",
+    },
+    "qc_page": {"files"},
+    "qc_picture": set(),
     "registration": {"errors"},
     "report": set(),
     "schedule": {"errors", "scores"},
@@ -60,10 +95,11 @@ EDGES = {
     "scoring": {"bundle", "cohort", "dicom", "ensemble", "errors", "files", "report"},
     "selection": {"diffusion", "errors", "series", "volume"},
     "series": {"diffusion", "errors"},
+    "sources": {"errors"},
     "statistics": {"errors", "metrics"},
     "summary": {"metrics"},
     "threshold": {"errors", "metrics", "operating_point"},
-    "transforms": {"dicom", "diffusion", "errors", "registration"},
+    "transforms": {"images"},
     "volume": {"errors", "series"},
 }
 
@@ -196,6 +232,22 @@ def test_package_imports_every_module_of_the_configs() -> None:
     named = {name.split(".")[1] for name in dotted_names()}
     assert named, "no config names anything of the package"
     assert named <= inner_edges(LIBRARY["__init__"].read_text("utf-8"))
+
+
+def test_names_of_the_package_are_loaded_when_used() -> None:
+    for name in mri_alm.__all__:
+        assert getattr(mri_alm, name) is not None
+    with pytest.raises(AttributeError, match="module 'mri_alm' has no attribute 'jobs'"):
+        mri_alm.jobs  # noqa: B018
+
+
+def test_reading_exams_needs_neither_torch_nor_monai() -> None:
+    """They take ten seconds to import; a dry run or a check takes two."""
+    code = (
+        "import sys, mri_alm.cohort_text, mri_alm.cohort_check; print({'torch', 'monai', 'sklearn'} & set(sys.modules))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert found.stdout.strip() == "set()"
 
 
 def test_one_version_everywhere() -> None:

@@ -334,7 +334,7 @@ def test_failing_exams_are_named_together_and_the_others_are_kept(
     assert len(list((manifest.parent / "cache").glob("*.pt"))) == 34
     assert not run.exists()
     # The remedy works in the same run folder, without preparing the others again.
-    monkeypatch.setattr("mri_alm.transforms._read_volume", lambda *_: pytest.fail("prepared again"))
+    monkeypatch.setattr("mri_alm.images._read_volume", lambda *_: pytest.fail("prepared again"))
     train(manifest, run, exclude=["S04", "S11"], splits=1, max_epochs=1)
     assert (run / "scores.csv").exists()
     assert {"S04", "S11"}.isdisjoint(row["study"] for row in read_rows(run / "splits.csv"))
