@@ -210,9 +210,9 @@ def subgroups(data: LabelledScores, columns: Sequence[str], *, draws: int = 2000
                     performance=measure(label, model.score[rows], model.threshold, draws=draws, seed=seed)
                     if whole
                     else None,
-                    note=f"only {positives} positives: no conclusion can rest on this group"
+                    note=f"only {positives} positive{'s' * (positives != 1)}"
                     if positives < FEW_POSITIVES
-                    else "no negatives: no rates"
+                    else "no negatives"
                     if not negatives
                     else "",
                 )

@@ -126,7 +126,7 @@ def _warnings(data: LabelledScores, groups: Sequence[Subgroup], run: RunRecord |
         )
     lost = [study for study, reason in data.left_out.items() if reason != "training study"]
     if lost:
-        found.append(f"{len(lost)} studies of the label table are not evaluated; the section on the cohort says why.")
+        found.append(f"Not evaluated, {len(lost)} of the label table; the section on the cohort says why.")
     if few := sorted({f"{g.column} {g.value}" for g in groups if g.note}):
         found.append(
             f"Groups with under 5 positives or without negatives: {', '.join(few)}. Conclude nothing from them."

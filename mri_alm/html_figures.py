@@ -187,7 +187,7 @@ def _finished(figure: go.Figure, x: str, y: str, *, meta: dict[str, Any]) -> Fig
         font={"family": "system-ui, sans-serif", "size": 13, "color": "#222"},
         legend={"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0},
     )  # fmt: skip
-    figure.update_xaxes(title=x, gridcolor="#e3e3e3", zeroline=False, automargin=True)
+    figure.update_xaxes(title={"text": x, "standoff": 6}, gridcolor="#e3e3e3", zeroline=False, automargin=True)
     figure.update_yaxes(gridcolor="#e3e3e3", zeroline=False, automargin=True)
     if y:
         figure.update_layout(yaxis_title=y)

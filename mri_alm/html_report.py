@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from mri_alm.evaluation_tables import (
@@ -28,14 +27,14 @@ from mri_alm.html_figures import (
     score_figure,
     training_figures,
 )
-from mri_alm.model_card import OPEN, checklist, cohort_text, model_card
+from mri_alm.model_card import OPEN, checklist, model_card
 from mri_alm.trade_off import Step
 
 _FOLDER = Path(__file__).parent
 _SHOWN = 30  # names of missed exams beside the slider
 _BASIS = {
     "held_out": (
-        "Held-out training exams (can be shipped)",
+        "Held-out training exams (as the operating point is)",
         "The threshold is set on the {n} positives of training exams scored by members that did not see them, then "
         "tried on the exams evaluated here. This is how threshold.json is made. The law of new misses is approximate: "
         "those are not scores of the whole ensemble.",
@@ -91,14 +90,13 @@ def _context(evaluation: Evaluation) -> dict[str, Any]:
         "training": list(training_figures(evaluation.run.history)) if evaluation.run else [],
         "trade_offs": _embedded(evaluation),
         "patients": _patients(evaluation),
-        "cohort": cohort_text(evaluation),
-        "left_out": _reasons(data.left_out),
+        "cohort": _cohort(evaluation),
         "card": model_card(evaluation),
         "checklist": checklist(evaluation),
         "open": OPEN,
-        "css": Markup((_FOLDER / "report.css").read_text("utf-8")),  # noqa: S704 - our own files, nothing of a user's
-        "js": Markup((_FOLDER / "report.js").read_text("utf-8")),  # noqa: S704
-        "plotly": Markup(get_plotlyjs()),  # noqa: S704
+        "css": (_FOLDER / "report.css").read_text("utf-8"),
+        "js": (_FOLDER / "report.js").read_text("utf-8"),
+        "plotly": get_plotlyjs(),
     }
 
 
@@ -202,11 +200,26 @@ def _patients(evaluation: Evaluation) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -row["scores"][0])
 
 
-def _reasons(left_out: dict[str, str]) -> list[tuple[str, int, str]]:
-    """Reason, how many, the first names."""
-    by_reason: dict[str, list[str]] = {}
-    for study, reason in left_out.items():
-        by_reason.setdefault(reason, []).append(study)
-    return [
-        (r, len(names), ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")) for r, names in by_reason.items()
+def _cohort(evaluation: Evaluation) -> list[tuple[str, int, str]]:
+    """How the cohort was built: what, how many exams, details."""
+    data, run = evaluation.data, evaluation.run
+    found = [("Rows of the label table", len(data.studies) + len(data.left_out), "")]
+    reasons: dict[str, list[str]] = {}
+    for study, reason in data.left_out.items():
+        reasons.setdefault(reason, []).append(study)
+    found += [
+        (f"Left out: {reason}", len(names), ", ".join(names[:5]) + (", ..." if len(names) > 5 else ""))
+        for reason, names in reasons.items()
     ]
+    found.append(
+        ("Evaluated", len(data.studies), f"{data.label.sum()} need contrast, {(data.label == 0).sum()} do not")
+    )
+    warned = sum(any(model.warnings[i] for model in data.models) for i in range(len(data.studies)))
+    found.append(("Evaluated with a quality warning", warned, "the table of patients says which"))
+    if run:
+        labels, on = list(run.trained.values()), run.held_out[0]
+        found += [
+            ("Training cohort of the run", len(labels), f"{sum(labels)} need contrast"),
+            ("Of these held out at least once", on.size, f"{on.sum()} need contrast; the threshold rests on them"),
+        ]
+    return found

@@ -23,6 +23,7 @@ from mri_alm.errors import InputError
 from mri_alm.files import sha256, write_csv, write_json
 from mri_alm.metrics import auc, fpr_at_fn
 from mri_alm.phantom_io import make_cohort
+from mri_alm.run_report import write_run_report
 from mri_alm.threshold import fixed_fn_threshold
 
 logger = logging.getLogger("mri_alm")
@@ -200,11 +201,15 @@ class Job:
                 load_member(parser.get_parsed_content("network_def"), self.folder / n / "model.pt") for n in names
             ]
             studies, logits = self._predict(Ensemble(members), parser, "test")
-            rows = score_rows(studies, logits, point, {})
+            prepared = parser.get_parsed_content("prepared")
+            warnings = {item["study"]: " | ".join(json.loads(item["report"])["warnings"]) for item in prepared}
+            rows = score_rows(studies, logits, point, warnings)
             write_csv(self.folder / "scores.csv", SCORE_COLUMNS, rows)
             labels = np.array([study.label for study in self.cohort.test])
             metrics["test"] = _test_metrics(labels, logits, np.array([row["dce_needed"] for row in rows]))
         write_json(self.folder / "metrics.json", metrics)
+        if self.cohort.test:
+            write_run_report(self.folder, self.cohort.manifest, prepared)
         logger.info("%s", _summary(self.folder, metrics, point, len(names)))
 
     def _held_out(self, names: list[str]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -268,7 +273,8 @@ def _summary(folder: Path, metrics: dict[str, Any], point: Any, members: int) ->
         ]
     lines += ["", f"Score new exams: python pipelines/score.py --model {folder} --input DICOM_FOLDER --output OUT"]
     files = "threshold.json, metrics.json, heldout.csv, splits.csv, config.json" + (", scores.csv" if test else "")
-    return "\n".join([*lines, f"Written: {files}; per split model.pt, split.json and TensorBoard events."])
+    lines.append(f"Written: {files}; per split model.pt, split.json and TensorBoard events.")
+    return "\n".join([*lines, *([f"Open in a browser: {folder / 'report.html'}"] if test else [])])
 
 
 def _sd(values: list[float]) -> float:
