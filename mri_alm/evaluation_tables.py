@@ -109,8 +109,8 @@ def subgroup_table(groups: Sequence[Subgroup]) -> Table:
     titles = ("AUC, %", "FPR at 0 FN, %", "FPR at 1 FN, %", "Sensitivity, %", "Specificity, %", "Spared, %")
     return Table(
         "subgroups",
-        "The same figures within groups of studies, 95 % intervals, not corrected for the number of groups. Groups with "
-        "a warning are too small to conclude anything from.",
+        "The same figures within groups of studies, 95 % intervals, not corrected for the number of groups. "
+        "Groups with a warning are too small to conclude anything from.",
         ("column", "value_of_column", "model", "positives", "negatives", "metric", "value", "low", "high", "note"),
         records,
         ["Group", "Model", "Need DCE", "Do not", *titles, "Warning"],

@@ -95,4 +95,11 @@ for (const thumb of everything(".thumb")) {
 }
 
 // --- Paper -----------------------------------------------------------------------------------------------------------
-addEventListener("beforeprint", () => everything("details").forEach((each) => (each.open = true)));
+// Figures keep the window's width on paper unless told.
+addEventListener("beforeprint", () => {
+  for (const each of everything("details")) each.open = true;
+  for (const plot of everything(".plot")) Plotly.relayout(plot, { width: plot.closest(".small") ? 330 : 660 });
+});
+addEventListener("afterprint", () => {
+  for (const plot of everything(".plot")) Plotly.relayout(plot, { width: null, autosize: true });
+});

@@ -1,5 +1,6 @@
 """A table in every form people need: CSV and JSON with bare numbers, LaTeX with formatted ones."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ _LATEX = str.maketrans({
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "\n": " ", "\r": " ",
 })  # fmt: skip
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA = ("=", "+", "-", "@")
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,11 @@ def write_table(folder: Path, table: Table) -> None:
 
 
 def neutral(value: Any) -> Any:
-    """A text that a spreadsheet would run as a formula, with an apostrophe before it; anything else as it is."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+    """A text on one line, with an apostrophe before what a spreadsheet would run as a formula; the rest as it is."""
+    if not isinstance(value, str):
+        return value
+    line = re.sub(r"[\r\n\t\v\f]", " ", value)
+    return f"'{line}" if line.lstrip().startswith(_FORMULA) else line
 
 
 def latex(table: Table) -> str:
