@@ -87,8 +87,8 @@ def read_labelled_scores(
     scored = {study for table in tables.values() for study in table}
     if known := sorted(scored & set(trained_on)):
         raise InputError(
-            f"{_named(known)} were training studies of this run: scores of them say nothing about new patients. Leave "
-            "them out of the scores; or, if they only share a name with training studies, rename them or omit --run."
+            f"Among the scores are training studies of this run: {_named(known)}. They say nothing about new patients. "
+            "Leave them out; or, if they only share a name with training studies, rename them or omit --run."
         )
     left_out = _left_out(truth, scored, exclude)
     expected = [study for study in truth if study not in left_out]
@@ -139,7 +139,7 @@ def _by_study(path: Path, required: Iterable[str]) -> dict[str, Row]:
         raise InputError(f"{path} has a header but no study.")
     twice = [name or "without name" for name, n in Counter(row["study"] for row in rows).items() if n > 1 or not name]
     if twice:
-        raise InputError(f"{path}: {_named(twice)} stand there more than once or without a name. Keep one row of each.")
+        raise InputError(f"{path}: several rows, or no name, for {_named(twice)}. Keep one row of each.")
     return {row["study"]: row for row in rows}
 
 
@@ -167,10 +167,10 @@ def _mismatches(
     problems = []
     for name, studies in found.items():
         if extra := sorted(studies - expected):
-            problems.append(f"{paths[name]}: {_named(extra)} have no row in {labels}. Add their labels.")
+            problems.append(f"{paths[name]}: no row in {labels} for {_named(extra)}. Add the labels.")
         if missing := sorted(expected - studies):
             problems.append(
-                f"{paths[name]}: {_named(missing)} of {labels} have no row there. Score them, or take them out of the "
+                f"{paths[name]}: no row there for {_named(missing)} of {labels}. Score them, or take them out of the "
                 "labels: an exam that is lost must not look like one that went well."
             )
     return problems
@@ -214,7 +214,7 @@ def _threshold(path: Path, rows: list[Row], score: NDArray[np.float64]) -> float
     values = {row["threshold"] for row in rows}
     if len(values) > 1 or not all(value == "" or _finite(value) for value in values):
         raise InputError(
-            f"{path}: column threshold must hold one number throughout, found {_named(sorted(values), 'values')}. "
+            f"{path}: column threshold must hold one number throughout, found {len(values)} values. "
             "Evaluate files of different operating points apart."
         )
     (text,) = values
@@ -246,6 +246,6 @@ def _notes(truth: Mapping[str, Row], studies: tuple[str, ...]) -> tuple[str, ...
     return tuple(notes)
 
 
-def _named(names: list[str], what: str = "studies") -> str:
-    shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
-    return f"{len(names)} {what} ({shown})"
+def _named(studies: list[str]) -> str:
+    shown = ", ".join(studies[:_SHOWN]) + (", ..." if len(studies) > _SHOWN else "")
+    return f"{len(studies)} {'study' if len(studies) == 1 else 'studies'} ({shown})"

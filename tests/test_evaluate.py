@@ -387,16 +387,16 @@ def test_a_threshold_that_is_not_the_run_s_is_a_warning(trained: Path, manifest:
 @pytest.mark.parametrize(
     ("which", "edit", "message"),
     [
-        (0, lambda rows: rows.pop(5), r"1 studies \(S005\) have no row in .*labels\.csv\. Add their labels"),
-        (2, lambda rows: rows.pop(4), r"poor\.csv: 1 studies \(S004\) of .* have no row there\. Score them"),
+        (0, lambda rows: rows.pop(5), r"scores\.csv: no row in .*labels\.csv for 1 study \(S005\)\. Add the labels"),
+        (2, lambda rows: rows.pop(4), r"poor\.csv: no row there for 1 study \(S004\) of .*labels\.csv\. Score them"),
         (1, lambda rows: rows[2].update(score="nan"), r'scores\.csv: study S002 has score "nan", which is no finite'),
         (1, lambda rows: rows[2].update(score="high"), r'study S002 has score "high"'),
         (1, lambda rows: rows[2].update(score="inf"), r'study S002 has score "inf"'),
         (0, lambda rows: [row.update(label="0") for row in rows], "the 60 studies with a score all have one label"),
         (0, lambda rows: rows[1].update(label="yes"), r'study S001 has label "yes"\. Write 1 \(DCE needed\) or 0'),
         (0, lambda rows: rows[1].update(label=""), r'study S001 has label ""'),
-        (1, lambda rows: rows.append(dict(rows[0])), r"1 studies \(S000\) stand there more than once"),
-        (1, lambda rows: rows[0].update(study=""), r"1 studies \(without name\) stand there"),
+        (1, lambda rows: rows.append(dict(rows[0])), r"several rows, or no name, for 1 study \(S000\)"),
+        (1, lambda rows: rows[0].update(study=""), r"several rows, or no name, for 1 study \(without name\)"),
         (1, lambda rows: rows[0].update(threshold="0.5"), r"column threshold must hold one number .*, found 2 values"),
         (
             1,
@@ -473,7 +473,7 @@ def test_scores_of_training_studies_are_refused(
     path = write_rows(tmp_path / "scores.csv", rows)
     words = ["--scores", str(path), "--labels", str(manifest), "--run", str(trained), "--output", str(tmp_path / "out")]
     assert main(words) == 2
-    assert f"1 studies ({first}) were training studies of this run" in capsys.readouterr().err
+    assert f"Among the scores are training studies of this run: 1 study ({first})." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("broken", ["threshold.json", "split_0/split.json", None])
