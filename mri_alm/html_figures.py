@@ -145,8 +145,10 @@ def decision_figure(label: ArrayLike, models: Sequence[Model]) -> Figure:
     return _finished(figure, "Threshold probability", "Net benefit per 100 patients", meta={})
 
 
-def training_figures(history: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Figure]:
-    """A figure per diagnostic that the run recorded, a line per split."""
+def training_figures(
+    history: Mapping[str, Sequence[Mapping[str, float]]], kept: Mapping[str, int]
+) -> dict[str, Figure]:
+    """A figure per diagnostic that the run recorded, a line per split, a dot at the epoch that was kept."""
     figures = {}
     for key, title in PANELS.items():
         if not all(key in epoch for epochs in history.values() for epoch in epochs):
@@ -156,12 +158,13 @@ def training_figures(history: Mapping[str, Sequence[Mapping[str, float]]]) -> di
             figure.add_scatter(
                 x=[epoch["epoch"] for epoch in epochs],
                 y=[epoch[key] for epoch in epochs],
-                mode="lines",
+                mode="lines+markers",
+                marker={"size": [8 if epoch["epoch"] == kept[name] else 0 for epoch in epochs], "line": {"width": 0}},
                 showlegend=False,
                 name=html.escape(name),
                 line=_line(i, 1.5),
             )
-        figures[title] = _finished(figure, "Epoch", "", meta={}) | {"height": 240}
+        figures[title] = _finished(figure, "Epoch", "", meta={})
     return figures
 
 

@@ -87,7 +87,7 @@ def _context(evaluation: Evaluation) -> dict[str, Any]:
         "subgroups": subgroup_table(evaluation.groups) if evaluation.groups else None,
         "bases": [_basis(t) for t in evaluation.trade_offs],
         "figures": _figures(evaluation),
-        "training": list(training_figures(evaluation.run.history)) if evaluation.run else [],
+        "training": list(_training(evaluation)),
         "trade_offs": _embedded(evaluation),
         "patients": _patients(evaluation),
         "cohort": _cohort(evaluation),
@@ -136,10 +136,12 @@ def _figures(evaluation: Evaluation) -> dict[str, Any]:
     if probabilities:
         figures["calibration"] = calibration_figure(data.label, probabilities)
         figures["decision"] = decision_figure(data.label, probabilities)
-    if evaluation.run:
-        panels = training_figures(evaluation.run.history).values()
-        figures |= {f"training-{i}": figure for i, figure in enumerate(panels)}
-    return figures
+    return figures | {f"training-{i}": figure for i, figure in enumerate(_training(evaluation).values())}
+
+
+def _training(evaluation: Evaluation) -> dict[str, Any]:
+    run = evaluation.run
+    return training_figures(run.history, run.best_epoch) if run else {}
 
 
 def _basis(trade_off: TradeOff) -> dict[str, Any]:

@@ -74,7 +74,10 @@ EDGES = {
 
 # What a module must not know: losses and the constraint work without MONAI, figures of merit without torch too.
 FREE_OF_MONAI = ("alm", "constraint", "losses", "losses_multiclass")
-FREE_OF_TORCH = ("calibration", "metrics", "operating_point", "statistics", "threshold")
+FREE_OF_TORCH = (
+    "calibration", "evaluation", "html_figures", "metrics", "operating_point", "statistics", "tables", "threshold",
+    "trade_off",
+)  # fmt: skip
 UNKNOWN = {module: {"monai", "ignite"} for module in FREE_OF_MONAI} | {
     module: {"monai", "ignite", "torch"} for module in FREE_OF_TORCH
 }

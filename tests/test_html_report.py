@@ -176,7 +176,7 @@ def test_the_smallest_cohorts_have_a_page(label: list[int], score: list[float], 
     path = write_rows(tmp_path / "both.csv", rows)
     write_evaluation(tmp_path, evaluate({"a": path, "b": path}, path, draws=100))
     embedded = re.search(r'id="report-data">(.*?)</script>', (tmp_path / "report.html").read_text("utf-8"))
-    steps = json.loads(embedded[1])["trade_offs"][0]["steps"]
+    steps = json.loads(embedded[1], parse_constant=pytest.fail)["trade_offs"][0]["steps"]
     assert len(steps) == min(sum(label), 101) + 1
     assert steps[0]["spared"] == steps[1]["spared"] == "0.0"
 
