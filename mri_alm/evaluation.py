@@ -58,7 +58,7 @@ class Performance:
             only) have stratified bootstrap intervals; ``auc_delong`` DeLong's; ``sensitivity``, ``specificity``,
             ``npv`` and ``spared`` (share below the threshold the file decided with) Clopper and Pearson's.
         miss_rate_upper: K to the 95 % bound on the miss rate of new positives, K misses of ``positives`` being allowed.
-        roc: The whole curve.
+        roc: The curve at every k up to 100 and at 101 points of the whole.
     """
 
     positives: int
@@ -120,7 +120,8 @@ def measure(
     positive, score = check_binary(label, score)
     n = int(positive.sum())
     named = _allowed(n)
-    curve = np.unique(np.linspace(0, n - 1, _CURVE_POINTS).round().astype(np.int64))
+    # Every k where few are missed, and points enough for the rest of the curve.
+    curve = np.union1d(np.arange(min(n, _CURVE_POINTS)), np.linspace(0, n - 1, _CURVE_POINTS).round().astype(np.int64))
     probability = bool(score.min() >= 0 and score.max() <= 1)
 
     def values(y: NDArray[np.generic], s: NDArray[np.float64]) -> NDArray[np.float64]:

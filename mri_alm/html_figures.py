@@ -55,7 +55,7 @@ def roc_figure(performances: Mapping[str, Performance], *, enlarged: bool) -> Fi
         marker={"symbol": "diamond", "size": 13, "color": "#000", "line": {"color": "#fff", "width": 2}},
     )  # fmt: skip
     if enlarged:
-        most = min(n - 1, max(5, n // 5)) if n > 1 else 1
+        most = min(n - 1, max(5, n // 10)) if n > 1 else 1
         ticks = sorted({round(k) for k in np.linspace(0, most, min(most, 6) + 1)})
         figure.update_yaxes(range=[1 - (most + 0.5) / n, 1 + 0.4 / n * max(1, most / 6)])
         figure.update_yaxes(tickvals=[1 - k / n for k in ticks], ticktext=[f"{k} of {n}" for k in ticks])

@@ -21,11 +21,6 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     return path
 
 
-def read_rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def labels(n: int = 60, positives: int = 12) -> Rows:
     """Every fifth study is positive; vendor A has few positives, C none, site splits the rest."""
     every = n // positives

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from evaluation_inputs import THRESHOLD, Rows, labels, read_rows, scores, write_rows
+from evaluation_inputs import THRESHOLD, Rows, labels, scores, write_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import brier_score_loss, confusion_matrix, roc_auc_score, roc_curve
+from small_cohort import read_rows
 
 from mri_alm.errors import InputError
 from mri_alm.evaluation import measure

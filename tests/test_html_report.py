@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from evaluation_inputs import read_rows, write_rows
+from evaluation_inputs import write_rows
 from PIL import Image
 from scipy import stats
 from scipy.special import expit
@@ -19,6 +19,7 @@ from selenium import webdriver
 from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import Select, WebDriverWait
+from small_cohort import read_rows
 
 from mri_alm.evaluation_files import pictures_beside, write_evaluation
 from mri_alm.full_evaluation import Evaluation, evaluate
