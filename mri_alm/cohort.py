@@ -193,6 +193,15 @@ class Cohort:
         studies = whole[part] if part in whole else self.splits[split][part == "validation"]
         return [study.item() for study in studies]
 
+    def labels(self, split: int) -> list[int]:
+        """Labels of the training exams of a split, in the order of its items."""
+        return [study.label or 0 for study in self.splits[split][0]]
+
+    def counts(self, split: int) -> tuple[int, int]:
+        """Negative and positive training exams of a split."""
+        labels = self.labels(split)
+        return labels.count(0), labels.count(1)
+
     def guard(self, split: int) -> str:
         """SHA-256 of the training studies of a split with their labels and indices; differs from any other split's."""
         text = "\n".join(f"{s.index}|{s.study}|{s.patient}|{s.label}" for s in self.splits[split][0])
