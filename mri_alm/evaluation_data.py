@@ -16,6 +16,7 @@ from mri_alm.files import sha256
 
 Row = dict[str, str]
 
+TRAINING = "training study"
 _SHOWN = 10  # studies named in one message
 
 
@@ -61,6 +62,11 @@ class LabelledScores:
     left_out: dict[str, str]
     notes: tuple[str, ...]
     sha256: str
+
+    @property
+    def lost(self) -> list[str]:
+        """Studies left out that are not the training's."""
+        return [study for study, reason in self.left_out.items() if reason != TRAINING]
 
 
 def read_labelled_scores(
@@ -155,7 +161,7 @@ def _left_out(truth: Mapping[str, Row], scored: set[str], exclude: Collection[st
         elif row.get("status") == "failed":
             found[study] = f"failed in preparation ({row.get('error_code') or 'no code'})"
         elif study in trains and not trains & scored:
-            found[study] = "training study"
+            found[study] = TRAINING
         elif row["label"] == "":
             found[study] = "no label"
     return found

@@ -124,9 +124,8 @@ def _warnings(data: LabelledScores, groups: Sequence[Subgroup], run: RunRecord |
             f"Only {positives} positives: one exam moves every figure by much, and none missed among so few does not "
             f"show a miss rate below 10 % (that takes {least}, at 90 % confidence)."
         )
-    lost = [study for study, reason in data.left_out.items() if reason != "training study"]
-    if lost:
-        found.append(f"Not evaluated, {len(lost)} of the label table; the section on the cohort says why.")
+    if data.lost:
+        found.append(f"Not evaluated, {len(data.lost)} of the label table; the section on the cohort says why.")
     if few := sorted({f"{g.column} {g.value}" for g in groups if g.note}):
         found.append(
             f"Groups with under 5 positives or without negatives: {', '.join(few)}. Conclude nothing from them."

@@ -12,6 +12,7 @@ from mri_alm.full_evaluation import Evaluation
 from mri_alm.run_record import RunRecord
 
 OPEN = "to be filled by the authors"
+_UNKNOWN = "No training run was given (--run): unknown to this report."
 _ITEMS = Path(__file__).with_name("reporting_items.json")
 _PACKAGES = ("mri-alm", "numpy", "scipy", "scikit-learn", "plotly")  # what the figures were computed and drawn with
 
@@ -28,10 +29,10 @@ def model_card(evaluation: Evaluation) -> dict[str, dict[str, str]]:
         "Purpose": {
             "Intended use": "Research on which prostate MRI exams need a contrast injection (DCE).",
             "Not for": "Decisions about patients. It is no medical device and was not validated as one.",
-            "Input": "T2, ADC and a high b-value image of one exam, diffusion registered to T2.",
+            "Input": "T2, ADC and a high b-value image of one exam, diffusion registered to T2." if run else _UNKNOWN,
             "Output": "A score that grows with the need for DCE; with a threshold, needed or not.",
         },
-        "Training": _training(run) if run else {"": "No training run was given (--run): unknown to this report."},
+        "Training": _training(run) if run else {"Training": _UNKNOWN},
         "Evaluation": {
             "Cohort": cohort_text(evaluation),
             "Statistics": statistics_text(evaluation),
@@ -39,8 +40,7 @@ def model_card(evaluation: Evaluation) -> dict[str, dict[str, str]]:
         "Limits": {
             "Threshold": _threshold_text(run),
             "Positives": f"{int(data.label.sum())} evaluated positives.",
-            "Score": "Trained with a ranking constraint and on an imbalanced cohort: not a probability of need unless "
-            "the calibration figure says so.",
+            "Score": "Not a probability of need unless the calibration figure says so.",
             "Generalisation": "Other scanners, protocols and populations than those evaluated are unknown territory.",
         },
         "Versions": {f"{name} (report)": version(name) for name in _PACKAGES}
@@ -94,9 +94,15 @@ def _training(run: RunRecord) -> dict[str, str]:
         + ("; the built-in synthetic phantom: nothing here says anything about patients." if run.synthetic else "."),
         "Partition": f"{len(run.history)} random stratified splits of the training patients, "
         f"{100 * float(settings.get('validation', 0)):g} % held out in each; one model each, the mean logit counts.",
-        "Objective": f"loss {settings.get('loss')}, augmented Lagrangian with mu0 {settings.get('mu0')}, "
-        f"delta {settings.get('delta')}, rho {settings.get('rho')}.",
-        "Selection": f"epoch of best validation AUC of at most {settings.get('max_epochs')}.",
+        "Objective": f"loss {settings.get('loss')}, "
+        + (
+            "augmented Lagrangian with " + ", ".join(f"{name} {settings.get(name)}" for name in ("mu0", "delta", "rho"))
+            if settings.get("mu0")
+            else "no constraint"
+        )
+        + ".",
+        "Selection": f"epoch of best validation AUC of at most {settings.get('max_epochs')}, "
+        f"rule {settings.get('checkpoint_rule', 'best')}.",
         "AUC of the members, validation": members["validation"],
         **({"AUC of the members, test": members["test"]} if "test" in members else {}),
         "Operating point": run.point.in_words().replace("\n", " "),
@@ -118,28 +124,28 @@ def _known(evaluation: Evaluation) -> Mapping[str, Any]:
     """What the software can say, by key of ``reporting_items.json``."""
     run, data = evaluation.run, evaluation.data
     known = {
-        "method": "Deep learning: 3D convolutional ensemble, trained with an augmented Lagrangian ranking constraint.",
         "use": "See Purpose above (research only); the clinical background is the authors' to write.",
         "metrics": "AUC, FPR at fixed TPR and at k false negatives, sensitivity, specificity, calibration, benefit.",
         "statistics": statistics_text(evaluation),
         "results": "Section Performance above.",
         "subgroups": "Section Subgroups above." if evaluation.groups else "",
         "cohort": cohort_text(evaluation) + " See How the cohort was built.",
-        "missing": f"Exams without a usable image or score are left out and listed: {len(data.left_out)} here.",
+        "missing": f"Exams without a usable image, label or score are left out and listed: {len(data.lost)} here.",
         "failures": "Every missed and needlessly examined exam is in the patient table.",
         "calibration": "Section Calibration above.",
-        "software": "mri-alm, Apache-2.0; versions above.",
+        "software": "Evaluated with mri-alm, Apache-2.0; versions above.",
         "limits": "See Limits above; further limitations are the authors' to write.",
         "output": "A score per exam and a decision by threshold; see Purpose.",
     }
     if run:
         card = _training(run)
         known |= {
+            "method": f"Deep learning: 3D convolutional networks on T2 and diffusion; {card['Objective']}",
             "partition": card["Partition"] + " The test cohort is in no split; patients are never on two sides.",
             "training": card["Objective"] + " All settings above.",
             "selection": card["Selection"],
             "ensemble": f"{len(run.history)} members, logits averaged.",
-            "imbalance": "One constraint per positive exam (augmented Lagrangian); " + card["Objective"],
+            "imbalance": ("One constraint per positive exam; " if run.settings.get("mu0") else "") + card["Objective"],
             "versions": ", ".join(f"{name} {text}" for name, text in run.versions.items()),
             "preprocessing": f"Diffusion registered to T2: {run.settings.get('register')}; grid of "
             f"{run.settings.get('size')} points, spacing {run.settings.get('spacing')} mm about T2's centre.",

@@ -164,7 +164,7 @@ def test_without_a_run_nothing_of_training_is_claimed(evaluation: Evaluation, pa
     assert "No operating point was given." in text
     assert 'id="training"' not in (tmp_path / "out" / "report.html").read_text("utf-8")
     known = {item["topic"] for item in checklist(plain) if item["text"] != OPEN}
-    assert known.isdisjoint({"Training", "How data were partitioned", "Software and versions", "Ensembling"})
+    assert known.isdisjoint({"Training", "The model", "How data were partitioned", "Software and versions"})
 
 
 @pytest.mark.parametrize(
