@@ -23,6 +23,7 @@ from mri_alm.errors import InputError
 from mri_alm.files import sha256, write_csv, write_json
 from mri_alm.phantom_io import make_cohort
 from mri_alm.processes import barrier, first_process_first, rank
+from mri_alm.run_report import write_run_report
 from mri_alm.summary import closing_text, spread, test_metrics
 from mri_alm.threshold import fixed_fn_threshold
 
@@ -215,11 +216,15 @@ class Job:
                 load_member(parser.get_parsed_content("network_def"), self.folder / n / "model.pt") for n in names
             ]
             studies, logits = self._predict(Ensemble(members), parser, "test")
-            rows = score_rows(studies, logits, point, {})
+            prepared = parser.get_parsed_content("prepared")
+            warnings = {item["study"]: " | ".join(json.loads(item["report"])["warnings"]) for item in prepared}
+            rows = score_rows(studies, logits, point, warnings)
             write_csv(self.folder / "scores.csv", SCORE_COLUMNS, rows)
             labels = np.array([study.label for study in self.cohort.test])
             metrics["test"] = test_metrics(labels, logits, np.array([row["dce_needed"] for row in rows]))
         write_json(self.folder / "metrics.json", metrics)
+        if self.cohort.test:
+            write_run_report(self.folder, self.cohort.manifest, prepared)
         logger.info("%s", closing_text(self.folder, metrics, point, len(names)))
 
     def _held_out(self, names: list[str]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

@@ -37,14 +37,33 @@ EDGES = {
     "ensemble": {"errors", "files", "operating_point", "processes"},
     "errors": set(),
     "files": {"errors"},
-    "job": {"bundle", "cohort", "ensemble", "errors", "files", "phantom_io", "processes", "summary", "threshold"},
     "images": {"dicom", "diffusion", "errors", "registration"},
     "labels": {"cohort", "cohort_rules", "errors", "sources"},
     "layouts": {"cohort_rules", "dicom", "errors", "labels", "named_files", "sources"},
+    "evaluation": {"calibration", "errors", "evaluation_data", "metrics", "statistics", "summary", "threshold"},
+    "evaluation_data": {"errors", "files"},
+    "evaluation_files": {"evaluation", "evaluation_tables", "files", "full_evaluation", "html_report", "tables"},
+    "evaluation_tables": {"evaluation", "evaluation_data", "summary", "tables", "trade_off"},
+    "full_evaluation": {"evaluation", "evaluation_data", "run_record", "threshold", "trade_off"},
+    "html_figures": {"calibration", "evaluation", "evaluation_data"},
+    "html_report": {"evaluation_tables", "files", "full_evaluation", "html_figures", "model_card", "trade_off"},
+    "job": {
+        "bundle",
+        "cohort",
+        "ensemble",
+        "errors",
+        "files",
+        "phantom_io",
+        "processes",
+        "run_report",
+        "summary",
+        "threshold",
+    },
     "losses": {"errors"},
     "losses_monai": {"losses"},
     "losses_multiclass": {"errors", "losses"},
     "metrics": {"errors"},
+    "model_card": {"full_evaluation", "run_record"},
     "networks": {"errors", "losses_multiclass"},
     "named_files": {"cohort_rules", "sources"},
     "operating_point": {"errors"},
@@ -90,6 +109,8 @@ EDGES = {
     "qc_picture": set(),
     "registration": {"errors"},
     "report": set(),
+    "run_record": {"errors", "files", "operating_point"},
+    "run_report": {"full_evaluation", "html_report", "report"},
     "schedule": {"errors", "scores"},
     "scores": {"errors"},
     "scoring": {"bundle", "cohort", "dicom", "ensemble", "errors", "files", "report"},
@@ -98,8 +119,10 @@ EDGES = {
     "sources": {"errors"},
     "statistics": {"errors", "metrics"},
     "summary": {"metrics"},
+    "tables": {"files"},
     "threshold": {"errors", "metrics", "operating_point"},
     "transforms": {"images"},
+    "trade_off": {"evaluation", "metrics", "statistics", "threshold"},
     "volume": {"errors", "series"},
 }
 
@@ -107,7 +130,10 @@ EDGES = {
 FREE_OF_MONAI = (
     "alm", "batches", "constraint", "losses", "losses_multiclass", "processes", "ranking", "schedule", "scores",
 )  # fmt: skip
-FREE_OF_TORCH = ("calibration", "metrics", "operating_point", "statistics", "threshold")
+FREE_OF_TORCH = (
+    "calibration", "evaluation", "html_figures", "metrics", "operating_point", "statistics", "tables", "threshold",
+    "trade_off",
+)  # fmt: skip
 UNKNOWN = {module: {"monai", "ignite"} for module in FREE_OF_MONAI} | {
     module: {"monai", "ignite", "torch"} for module in FREE_OF_TORCH
 }
