@@ -55,6 +55,12 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, An
     write_bytes(path, text.getvalue().encode())
 
 
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """Rows of a CSV that :func:`write_csv` wrote."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
 def write_nifti(path: Path, image: sitk.Image) -> None:
     """Write a compressed NIfTI file; equal images give equal files.
 

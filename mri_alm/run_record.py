@@ -1,6 +1,5 @@
 """A finished run folder read back for a report: settings, curves of training, held-out scores, operating point."""
 
-import csv
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from mri_alm.errors import InputError
-from mri_alm.files import sha256
+from mri_alm.files import read_csv, sha256
 from mri_alm.operating_point import OperatingPoint
 
 _PLACES = ("run_dir", "cache_dir", "cohort", "bundle_root", "part", "split", "threads")  # of this machine or this start
@@ -60,7 +59,7 @@ def read_run(folder: Path) -> RunRecord:
         metrics = json.loads((folder / "metrics.json").read_text("utf-8"))
         checkpoints = threshold.pop("checkpoints")
         splits = {name: json.loads((folder / name / "split.json").read_text("utf-8")) for name in checkpoints}
-        held_out, trained = _rows(folder / "heldout.csv"), _rows(folder / "splits.csv")
+        held_out, trained = read_csv(folder / "heldout.csv"), read_csv(folder / "splits.csv")
         members = {"validation": metrics["validation_auc"]["members"]}
         if "test" in metrics:
             members["test"] = metrics["test"]["member_auc"]["members"]
@@ -90,8 +89,3 @@ def read_run(folder: Path) -> RunRecord:
             f"{folder} is no run folder of this version ({error.__class__.__name__}: {error}). Start its training "
             "command again, which goes on from what is finished and writes the files anew."
         ) from error
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))

@@ -353,7 +353,7 @@ def test_max_fn_is_bounded_by_the_held_out_positives(
     manifest: Path, tmp_path: Path, refusal: Callable[..., str]
 ) -> None:
     text = refusal(train, manifest, tmp_path / "run", splits=1, max_fn=2)
-    expected = "2 positive studies are held out by the 1 splits, so --max_fn must be between 0 and 1."
+    expected = "2 positive patients are held out by the 1 splits, so --max_fn must be between 0 and 1."
     assert f"Cannot allow 2 false negatives: {expected}" in text
 
 
