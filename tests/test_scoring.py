@@ -28,9 +28,7 @@ def score(trained: Path, manifest: Path, output: Path, **overrides: Any) -> Path
     return output
 
 
-def test_scores_are_those_of_training_in_manifest_order(
-    manifest: Path, trained: Path, tmp_path: Path
-) -> None:
+def test_scores_are_those_of_training_in_manifest_order(manifest: Path, trained: Path, tmp_path: Path) -> None:
     rows = read_rows(score(trained, manifest, tmp_path) / "scores.csv")
     assert [row["study"] for row in rows] == [row["study"] for row in read_rows(manifest)]
     expected = {row["study"]: float(row["logit"]) for row in read_rows(trained / "scores.csv")}
