@@ -9,9 +9,11 @@ from typing import Any
 
 import SimpleITK as sitk  # noqa: N813
 
+from mri_alm.content import check_maps
 from mri_alm.dicom import Study, StudyFiles, find_studies, read_series, read_study
 from mri_alm.diffusion import adc_scale, fit_adc
 from mri_alm.errors import StudyError
+from mri_alm.image_file import read_image
 from mri_alm.registration import Registration, common_grid, mask_centre, register_rigid, resample
 
 Images = dict[str, sitk.Image]
@@ -135,6 +137,8 @@ def _from_files(item: Mapping[Any, Any]) -> tuple[dict[str, sitk.Image], dict[st
         if "adc" not in images:
             images["adc"], report["adc_source"] = fit_adc(series), "fitted"
         images.setdefault("hbv", series[max(series)])
+    if "adc" in item and "valid" not in item:  # a prepared exam was checked when it was prepared
+        check_maps(images["adc"], images["hbv"])
     images["adc"] = images["adc"] * adc_scale(images["adc"])
     return images, report
 
@@ -149,20 +153,10 @@ def _read_volume(path: Path, name: str) -> sitk.Image:
                 f"Column {name}: the series holds {len(volumes)} b-values; use column dwi.",
             )
         return next(iter(volumes.values()))
-    image = _read_image(path, name)
+    image = read_image(path, name, mask=name in ("valid", "gland"))
     if image.GetDimension() != 3:
         raise StudyError("not_3d", f"Column {name}: the image has {image.GetDimension()} dimensions, 3 are needed.")
     return image
-
-
-def _read_image(path: Path, name: str) -> sitk.Image:
-    try:
-        return sitk.ReadImage(str(path), sitk.sitkFloat32)
-    except RuntimeError:  # SimpleITK's message holds the path, which may name the patient
-        raise StudyError(
-            "unreadable",
-            f"Column {name}: the {path.suffix or 'file'} file is no image that can be read. Export it again.",
-        ) from None
 
 
 def _read_dwi(path: Path) -> dict[float, sitk.Image]:
@@ -179,7 +173,7 @@ def _read_dwi(path: Path) -> dict[float, sitk.Image]:
         raise StudyError(
             "b_unknown", "Column dwi: there is no .bval file beside the image, so its b-values are unknown."
         )
-    image = _read_image(path, "dwi")
+    image = read_image(path, "dwi")
     try:
         values = [float(text) for text in table.read_text("utf-8").split()]
     except ValueError:

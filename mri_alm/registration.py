@@ -195,7 +195,7 @@ def _optimise(reference: sitk.Image, moving: sitk.Image, start: sitk.Euler3DTran
     method.SetShrinkFactorsPerLevel([2, 1])
     method.SetSmoothingSigmasPerLevel([1, 0])
     method.SmoothingSigmasAreSpecifiedInPhysicalUnitsOn()
-    method.SetOptimizerAsRegularStepGradientDescent(learningRate=1.0, minStep=0.05, numberOfIterations=30)
+    method.SetOptimizerAsRegularStepGradientDescent(learningRate=1.0, minStep=0.005, numberOfIterations=100)
     method.SetOptimizerScalesFromPhysicalShift()
     found = method.Execute(reference, moving)  # a composite that holds the Euler transform
     return sitk.Euler3DTransform(sitk.CompositeTransform(found).GetNthTransform(0))
