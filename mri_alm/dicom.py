@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,13 @@ import SimpleITK as sitk  # noqa: N813
 
 from mri_alm.dicom_file import silence_readers
 from mri_alm.errors import StudyError
-from mri_alm.headers import StudyFiles, find_studies
+from mri_alm.headers import StudyFiles, find_studies, with_headers
 from mri_alm.nameless import settle_nameless
 from mri_alm.selection import axial_t2, build_diffusion, chosen, diffusion_sets, first_usable, series_name
 from mri_alm.series import Series, group_series
 from mri_alm.volume import build_mean, build_volume
 
-__all__ = ["Study", "StudyFiles", "find_studies", "read_series", "read_study", "study_key"]
+__all__ = ["Study", "StudyFiles", "find_studies", "read_series", "read_study", "study_key", "with_headers"]
 
 
 @dataclass
@@ -30,6 +31,7 @@ class Study:
         dwi: b in s/mm2 -> acquired image.
         warnings: Sentences a person should read.
         info: JSON-able facts: scanner, chosen series with reasons, b-values, counts of files. No identity.
+        used: Files whose pixels are in the volumes.
     """
 
     t2: sitk.Image
@@ -38,6 +40,7 @@ class Study:
     dwi: dict[float, sitk.Image]
     warnings: list[str]
     info: dict[str, Any]
+    used: frozenset[Path] = frozenset()
 
 
 def study_key(uid: str, salt: str) -> str:
@@ -45,7 +48,7 @@ def study_key(uid: str, salt: str) -> str:
     return hmac.new(salt.encode(), uid.encode(), hashlib.sha256).hexdigest()[:16]
 
 
-def read_study(files: StudyFiles, *, rules: Path | None = None) -> Study:
+def read_study(files: StudyFiles, *, rules: Path | Sequence[dict[str, Any]] | None = None) -> Study:
     """Choose and build the volumes of one study.
 
     T2: axial, in the diffusion's frame of reference, most slices, then the latest. Diffusion: the set of series on one
@@ -78,9 +81,10 @@ def read_study(files: StudyFiles, *, rules: Path | None = None) -> Study:
     if len(sets) > 1:
         left = ", ".join(str(one.first.number) for one in sets if one is not group)
         warnings.append(f"Several diffusion protocols: took {series_name(group.first)} and its like, left {left}.")
-    info = _facts(files, [t2_series, *built.used]) | built.info
+    used = frozenset(frame.file for one in (t2_series, *built.used) for frame in one.frames)
+    info = _facts(files, t2_series, used) | built.info
     info |= {"t2": chosen(t2_series), "series": [chosen(one) for one in series]}
-    return Study(t2, built.adc, built.hbv, built.dwi, warnings + built.warnings, info)
+    return Study(t2, built.adc, built.hbv, built.dwi, warnings + built.warnings, info, used)
 
 
 def read_series(folder: Path) -> dict[float | None, sitk.Image]:
@@ -128,10 +132,9 @@ def _header_warnings(files: StudyFiles) -> list[str]:
     return warnings
 
 
-def _facts(files: StudyFiles, used: list[Series]) -> dict[str, Any]:
+def _facts(files: StudyFiles, t2: Series, used: frozenset[Path]) -> dict[str, Any]:
     """Scanner and file counts; seen = used + ignored + failed."""
-    used_files = {frame.file for series in used for frame in series.frames}
-    header = files.headers[files.files.index(used[0].frames[0].file)]
+    header = files.headers[files.files.index(t2.frames[0].file)]
     seen = len(files.files) + len(files.ignored) + len(files.failed)
     strength = header.get("MagneticFieldStrength")
     return {
@@ -139,7 +142,7 @@ def _facts(files: StudyFiles, used: list[Series]) -> dict[str, Any]:
         "model": str(header.get("ManufacturerModelName") or ""),
         "field_strength": float(strength) if isinstance(strength, (int, float)) else None,
         "files_seen": seen,
-        "files_used": len(used_files),
-        "files_ignored": seen - len(used_files) - len(files.failed),
+        "files_used": len(used),
+        "files_ignored": seen - len(used) - len(files.failed),
         "files_failed": len(files.failed),
     }

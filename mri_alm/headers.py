@@ -1,7 +1,7 @@
 """A directory tree -> the DICOM studies in it, by headers only; every file is accounted for."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +45,16 @@ class StudyFiles:
     failed: dict[Path, str] = field(default_factory=dict)
 
 
-def find_studies(root: Path) -> list[StudyFiles]:
+def find_studies(root: Path, *, keep: int | None = None) -> list[StudyFiles]:
     """Studies in a directory tree with any file names, ordered by their first file.
 
     Every file ends up in exactly one study, as image, ignored or failed. A file that is no image counts with the study
     nearest to it; a top folder with unreadable files and no image at all becomes a study of its own without images, so
     that it cannot vanish in silence.
+
+    Args:
+        root: Where to look, at any depth.
+        keep: Headers kept in memory; by default all. Studies beyond come without, see :func:`with_headers`.
 
     Raises:
         InputError: If ``root`` is no directory, or holds no file.
@@ -74,7 +78,8 @@ def find_studies(root: Path) -> list[StudyFiles]:
             continue
         seen.add(instance)
         study.files.append(file)
-        study.headers.append(header)
+        if keep is None or len(seen) <= keep:
+            study.headers.append(header)
     homes = _homes(studies.values())
     for file, reason, failed in strays:
         study = _nearest(file, root, homes, failed) or studies.setdefault(uid := _top(file, root), StudyFiles(uid))
@@ -82,6 +87,24 @@ def find_studies(root: Path) -> list[StudyFiles]:
     if not studies:
         raise InputError(f"{root}: the folder is empty. Give a folder with DICOM files.")
     return list(studies.values())
+
+
+def with_headers(study: StudyFiles) -> StudyFiles:
+    """The study with a header for each image: those not kept by :func:`find_studies` are read again.
+
+    A large archive's headers fill gigabytes (20 kB each), so a cohort reads those of one study at a time.
+    """
+    if len(study.headers) == len(study.files):
+        return study
+    whole = replace(study, files=[], headers=[], failed=dict(study.failed))
+    for file in study.files:
+        header, reason, _ = _read_header(file)
+        if header is None:
+            whole.failed[file] = reason
+        else:
+            whole.files.append(file)
+            whole.headers.append(header)
+    return whole
 
 
 def _homes(studies: Iterable[StudyFiles]) -> dict[Path, StudyFiles]:

@@ -25,12 +25,13 @@ BYTES = {
 }
 
 
-def read_image(path: Path, name: str) -> sitk.Image:
+def read_image(path: Path, name: str, *, mask: bool = False) -> sitk.Image:
     """A grey-scale image of three or four dimensions as float32, voxels that are not finite set to zero.
 
     Args:
         path: File in any format that SimpleITK reads.
         name: The manifest's column, for messages; the path may name the patient.
+        mask: A mask may have one value everywhere.
 
     Raises:
         StudyError: ``unreadable`` if it is no such image, its header claims more than the file can hold, or its
@@ -51,7 +52,7 @@ def read_image(path: Path, name: str) -> sitk.Image:
         ) from None
     voxels = sitk.GetArrayFromImage(image)
     finite = np.isfinite(voxels)
-    if not finite.any() or np.ptp(voxels[finite]) == 0:
+    if not finite.any() or (not mask and np.ptp(voxels[finite]) == 0):
         raise StudyError("empty_volume", f"Column {name}: every voxel has the same value, or none is finite.")
     if finite.all():
         return image

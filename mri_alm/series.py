@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,9 @@ class Series:
         )
 
 
-def group_series(files: Iterable[Path], headers: Iterable[Dataset], rules: Path | None = None) -> list[Series]:
+def group_series(
+    files: Iterable[Path], headers: Iterable[Dataset], rules: Path | Sequence[dict[str, Any]] | None = None
+) -> list[Series]:
     """Series of one study in the order of their numbers, one per series and echo time, roles assigned.
 
     Raises:
@@ -129,15 +131,15 @@ def group_series(files: Iterable[Path], headers: Iterable[Dataset], rules: Path 
     return sorted(series, key=lambda one: one.number)
 
 
-def load_rules(path: Path | None = None) -> list[dict[str, Any]]:
-    """Role rules from a JSON file, by default the shipped ones.
+def load_rules(source: Path | Sequence[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
+    """Role rules from a JSON file or a list already read, checked; by default the shipped ones.
 
     Raises:
         InputError: If the file is no list of rules, or a rule has an unknown condition.
     """
-    path = path or DEFAULT_RULES
+    path = DEFAULT_RULES if source is None else source
     try:
-        rules: list[dict[str, Any]] = json.loads(path.read_text("utf-8"))
+        rules: list[dict[str, Any]] = json.loads(path.read_text("utf-8")) if isinstance(path, Path) else list(path)
         conditions = {name for rule in rules for part in ("all", "any") for name in rule.get(part, {})}
         complete = all({"role", "reason"} <= rule.keys() for rule in rules)
     except (OSError, ValueError, AttributeError, TypeError) as error:
@@ -157,6 +159,7 @@ CONDITIONS: dict[str, Callable[[Series, Any], bool]] = {
     "sequence_without": lambda series, words: series.sequence.isdisjoint(words),
     "echo_time_within": lambda series, ends: ends[0] <= (series.frames[0].echo_time or 0.0) <= ends[1],
     "b_above": lambda series, b: max(series.b_values, default=-1.0) > b,
+    "number": lambda series, numbers: series.number in numbers,
     "slices_below": lambda series, count: len(series.positions) < count,
     "orientations_above": lambda series, count: _orientations(series.frames) > count,
     "without_position": lambda series, wanted: wanted == any(np.isnan(f.position @ f.normal) for f in series.frames),
