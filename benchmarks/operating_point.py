@@ -1,9 +1,9 @@
 """Does a promised miss rate hold on new patients? Whole small trainings on phantoms, one per seed.
 
-python benchmarks/operating_point.py --seeds 20 --work /tmp/operating_point     # again to go on; then writes the summary
+python benchmarks/operating_point.py --seeds 20 --work /tmp/operating_point   # the same again goes on
 
-Each seed paints its own exams, trains three splits with configs/prostate_alm.json on a coarse grid, and scores with their
-ensemble a calibration cohort and new patients that training never saw. The scores are kept
+Each seed paints its own exams, trains three splits with configs/prostate_alm.json on a coarse grid, and scores with
+their ensemble a calibration cohort and new patients that training never saw. The scores are kept
 (benchmarks/results/operating_point/); thresholds and miss rates are computed from them again at every start.
 """
 

@@ -5,7 +5,19 @@ Importing the package imports its modules, so that ``$import mri_alm`` in a bund
 
 from importlib.metadata import version
 
-from mri_alm import bundle, cohort, engine, ensemble, job, losses, networks, phantom_io, scoring, transforms
+from mri_alm import (
+    bundle,
+    calibration_cohort,
+    cohort,
+    engine,
+    ensemble,
+    job,
+    losses,
+    networks,
+    phantom_io,
+    scoring,
+    transforms,
+)
 from mri_alm.alm import AugmentedLagrangian, MuSchedule
 from mri_alm.constraint import ranking_violation
 
@@ -15,6 +27,7 @@ __all__ = [
     "AugmentedLagrangian",
     "MuSchedule",
     "bundle",
+    "calibration_cohort",
     "cohort",
     "engine",
     "ensemble",

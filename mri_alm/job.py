@@ -23,7 +23,7 @@ from mri_alm.errors import InputError
 from mri_alm.files import sha256, write_csv, write_json
 from mri_alm.metrics import auc, fpr_at_fn
 from mri_alm.phantom_io import make_cohort
-from mri_alm.threshold import fixed_fn_threshold
+from mri_alm.threshold import certification, clopper_pearson_upper, fixed_fn_threshold, one_per_patient
 
 logger = logging.getLogger("mri_alm")
 
@@ -67,12 +67,13 @@ class Job:
     def __init__(self, config: dict[str, Any], folder: Path, *, threads: int, max_fn: int) -> None:
         self.config, self.folder, self.threads, self.max_fn = config, folder, threads, max_fn
         self.cohort: Cohort = ConfigParser(deepcopy(config)).get_parsed_content("cohort_data")
-        held_out = {study.study for _, validation in self.cohort.splits for study in validation if study.label}
+        held_out = {study.patient for _, validation in self.cohort.splits for study in validation if study.label}
         if not 0 <= max_fn < len(held_out):
             raise InputError(
-                f"Cannot allow {max_fn} false negatives: {len(held_out)} positive studies are held out by the "
+                f"Cannot allow {max_fn} false negatives: {len(held_out)} positive patients are held out by the "
                 f"{config['splits']} splits, so --max_fn must be between 0 and {len(held_out) - 1}."
             )
+        self.positives = len(held_out)
         parser = member_parser(config, 0, self.cohort)
         for part in ("objective_def", "optimizer"):  # wrong values are refused before hours of work and the claim
             parser.get_parsed_content(part)
@@ -82,6 +83,7 @@ class Job:
         refuse_other_settings(self.folder, self.config)
         for split in range(self.config["splits"]):
             self._finished(split)  # a folder of another cohort is refused before anything is written
+        self._say_what_can_be_promised()
         self._prepare()  # before the claim: the way to leave out a study that fails is another setting
         claim(self.folder, self.config)
         self._write_splits()
@@ -91,6 +93,14 @@ class Job:
             logger.info("Trained. Splits %s are still to do; the ensemble follows when all are there.", waiting)
             return
         self._ensemble()
+
+    def _say_what_can_be_promised(self) -> None:
+        """The number of positives, not the network, decides this, so it is told before hours of training."""
+        logger.info(
+            "%d positive patients are held out: a threshold missing %d may miss up to %.1f %% of new ones (95 %%). %s.",
+            *(self.positives, self.max_fn, 100 * clopper_pearson_upper(self.max_fn, self.positives, 0.05)),
+            certification(self.positives),
+        )
 
     def _finished(self, split: int) -> bool:
         """Whether a split is trained to its end; refused when it is not of this cohort, or its model was changed."""
@@ -208,7 +218,7 @@ class Job:
         logger.info("%s", _summary(self.folder, metrics, point, len(names)))
 
     def _held_out(self, names: list[str]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Labels and scores of the training exams, each scored by the members that were not trained on it."""
+        """Labels and scores of the training patients, each exam scored by the members that were not trained on it."""
         logits: dict[str, list[float]] = {}
         for name in names:
             for row in _read(self.folder / name / "validation.csv"):
@@ -217,11 +227,12 @@ class Job:
         means = np.array([np.mean(logits[study.study]) for study in studies])
         labels = np.array([study.label for study in studies])
         rows = [
-            {"study": s.study, "label": s.label, "logit": float(m), "members": len(logits[s.study])}
+            {"study": s.study, "patient": s.patient, "label": s.label, "logit": float(m)}
+            | {"members": len(logits[s.study])}
             for s, m in zip(studies, means, strict=True)
         ]
-        write_csv(self.folder / "heldout.csv", ["study", "label", "logit", "members"], rows)
-        return labels, expit(means)
+        write_csv(self.folder / "heldout.csv", ["study", "patient", "label", "logit", "members"], rows)
+        return one_per_patient([study.patient for study in studies], labels, expit(means))
 
 
 def _test_metrics(labels: NDArray[np.int64], logits: NDArray[np.float64], needed: NDArray[np.int64]) -> dict[str, Any]:
