@@ -351,7 +351,7 @@ def test_max_fn_is_bounded_by_the_held_out_positives(
     manifest: Path, tmp_path: Path, refusal: Callable[..., str]
 ) -> None:
     text = refusal(train, manifest, tmp_path / "run", splits=1, max_fn=2)
-    expected = "2 positive studies are held out by the 1 splits, so --max_fn must be between 0 and 1."
+    expected = "2 positive patients are held out by the 1 splits, so --max_fn must be between 0 and 1."
     assert f"Cannot allow 2 false negatives: {expected}" in text
 
 
@@ -383,3 +383,37 @@ def test_table_3_and_the_threshold_are_printed(manifest: Path, run: Path, capsys
 
 def test_false_negatives_of_table_3_are_the_paper_s() -> None:
     assert mri_alm.job.FALSE_NEGATIVES == (0, 1, 2, 5)
+
+
+def test_what_the_positives_can_promise_is_told_before_training(
+    manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: Any) -> None:
+        raise InputError("before training")
+
+    monkeypatch.setattr("mri_alm.job.Job._prepare", stop)
+    with pytest.raises(SystemExit, match=r"^2$"):
+        train(manifest, tmp_path / "run", splits=1)
+    text = capsys.readouterr().out
+    assert "2 positive patients are held out: a threshold missing 0 may miss up to 77.6 % of new ones (95 %)." in text
+    assert "2 positives cannot certify 10 % at 90 %; 22 can." in text
+
+
+def test_the_threshold_counts_patients(manifest: Path, tmp_path: Path) -> None:
+    """Two exams of every patient, as rows of their own: half as many positives stand behind the threshold."""
+    rows = [
+        {c: str(manifest.parent / v) if c in COLUMNS[4:] else v for c, v in row.items()} for row in read_rows(manifest)
+    ]
+    training = [row for row in rows if row["split"] == "train"]
+    for number, row in enumerate(training):
+        row["patient"] = f"P{number // 6}{number % 3}"  # exams 0 and 3, 1 and 4, ...: equal labels
+    twice = write_manifest(tmp_path / "manifest.csv", [[row[c] for c in COLUMNS] for row in rows])
+    run = train(twice, tmp_path / "run", splits=3, max_epochs=1)
+    held_out = read_rows(run / "heldout.csv")
+    positives = [row for row in held_out if row["label"] == "1"]
+    patients = {row["patient"] for row in positives}
+    point = load(run / "threshold.json")
+    assert len(positives) == 2 * len(patients)
+    assert point["n_positive"] == len(patients)
+    assert point["n_negative"] == len({row["patient"] for row in held_out}) - len(patients)
+    assert point["threshold"] == pytest.approx(min(expit(float(row["logit"])) for row in positives), abs=1e-12)
