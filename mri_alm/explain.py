@@ -1,6 +1,8 @@
 """Where a network looks: gradient maps of each branch over its image, and whether they depend on what was learnt."""
 
 import io
+import logging
+import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -25,9 +27,14 @@ METHOD = (
     "standard deviation, absolute, summed over a branch's channels, smoothed by one voxel."
 )
 SANITY = (
-    "Spearman correlation of each map with that of the same network with random weights (Adebayo et al. 2018). Near 0: "
-    "the map depends on what was learnt. Near 1: it shows the image only and explains nothing."
+    "Each map beside that of the same network with random weights (Adebayo et al. 2018). Similarity: Spearman's rank "
+    "correlation over all voxels; near 0 the map depends on what was learnt, near 1 on the image alone. Shared peak: "
+    "share of the strongest 1 % of voxels, which is what the picture shows, that both have; by chance 0.01."
 )
+FAILED = 0.5  # similarity from which a map counts as one of the image
+PEAK = 0.01
+
+logger = logging.getLogger("mri_alm")
 
 
 class MeanLogit(nn.Module):
@@ -85,6 +92,15 @@ def similarity(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
     return float(spearmanr(one.ravel(), other.ravel()).statistic)
 
 
+def shared_peak(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+    """Share of the strongest 1 % of voxels of one map that are among those of the other; 0 where a map is constant."""
+    if np.ptp(one) == 0 or np.ptp(other) == 0:
+        return 0.0
+    count = math.ceil(PEAK * one.size)
+    strongest = [set(np.argsort(part, axis=None)[-count:].tolist()) for part in (one, other)]
+    return len(strongest[0] & strongest[1]) / count
+
+
 def nearest_threshold(rows: Sequence[Mapping[str, Any]], count: int) -> list[str]:
     """The ``count`` studies whose score lies nearest to the threshold; the lowest scores where everyone is examined.
 
@@ -114,7 +130,8 @@ def write_explanations(
         spacing: Millimetres along X, Y and Z.
 
     Returns:
-        Method, the sanity check in words, its mean per branch, and per study the peak's voxel and the similarity.
+        Method, the sanity check in words, its means per branch, and per study the peak's voxel, the similarity and the
+        shared peak.
 
     Raises:
         InputError: If a picture cannot be written.
@@ -132,17 +149,33 @@ def write_explanations(
         studies[study] = {
             name: {
                 "peak_voxel": [int(i) for i in np.unravel_index(int(maps[name].argmax()), maps[name].shape)],
-                "similarity_to_random_weights": round(similarity(maps[name], random[name]), 4),
+                "similarity": round(similarity(maps[name], random[name]), 4),
+                "shared_peak": round(shared_peak(maps[name], random[name]), 4),
             }
             for name in maps
         }
         write_bytes(output / f"{study}_explanation.png", explanation_picture(image, maps, random, spacing))
-    mean = {
-        name: round(float(np.mean([study[name]["similarity_to_random_weights"] for study in studies.values()])), 4)
+    mean = _mean(studies)
+    for name, figures in mean.items():
+        if figures["similarity"] >= FAILED:
+            logger.warning(
+                "Explanations: the %s maps resemble those of random weights (%.2f; shared peak %.2f). Where weak, "
+                "they show the image, not what was learnt.",
+                *(name, figures["similarity"], figures["shared_peak"]),
+            )
+    return {"method": METHOD, "sanity_check": SANITY, "mean": mean, "studies": studies}
+
+
+def _mean(studies: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Means over the studies of the two figures of the sanity check, per branch."""
+    return {
+        name: {
+            figure: round(float(np.mean([study[name][figure] for study in studies.values()])), 4)
+            for figure in ("similarity", "shared_peak")
+        }
         for name in ("diffusion", "t2")
         if studies
     }
-    return {"method": METHOD, "sanity_check": SANITY, "mean_similarity": mean, "studies": studies}
 
 
 def explanation_picture(image: Tensor, maps: Maps, random: Maps, spacing: Sequence[float]) -> bytes:
@@ -156,8 +189,11 @@ def explanation_picture(image: Tensor, maps: Maps, random: Maps, spacing: Sequen
         level = int(np.unravel_index(int(maps[name].argmax()), maps[name].shape)[2])
         anatomy = image[channel, :, :, level].cpu().numpy().T
         title = f"{'ADC' if name == 'diffusion' else 'T2'}, slice {level + 1}"
+        alike = similarity(maps[name], random[name])
         for axis, (label, shown) in zip(
-            row, ((title, None), ("trained", maps[name]), ("random weights", random[name])), strict=True
+            row,
+            ((title, None), ("trained", maps[name]), (f"random weights, similarity {alike:.2f}", random[name])),
+            strict=True,
         ):
             axis.imshow(anatomy, cmap="gray", aspect=aspect, interpolation="bilinear")
             if shown is not None and shown.max() > 0:

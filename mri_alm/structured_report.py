@@ -6,6 +6,7 @@ holder of the run's salt can lead a report back to its exam (docs/decisions/0021
 
 import hashlib
 import hmac
+import logging
 from collections.abc import Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -74,6 +75,7 @@ def structured_report(
     check_highdicom()
     from highdicom.sr import EnhancedSR
 
+    logging.getLogger("highdicom").setLevel(logging.WARNING)  # six lines for every report otherwise
     evidence = [_evidence(header, salt, str(row["study"])) for header in _used(study, facts)]
     model = hashlib.sha256("|".join(checkpoints.values()).encode()).hexdigest()
     content = _content(row, point, evidence, model=model)

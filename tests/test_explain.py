@@ -1,6 +1,7 @@
 """Explanations of a network whose answer is known: it fires on one planted spot, in one branch."""
 
 import io
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from mri_alm.explain import (
     explanation_picture,
     nearest_threshold,
     randomised,
+    shared_peak,
     similarity,
     write_explanations,
 )
@@ -108,6 +110,7 @@ def test_random_weights_decorrelate(image: Tensor) -> None:
         assert other["diffusion"].max() > 0
         assert abs(similarity(maps["t2"], other["t2"])) < 0.6
         assert similarity(maps["t2"], maps["t2"]) == pytest.approx(1.0)
+        assert shared_peak(maps["t2"], other["t2"]) < 0.5
 
 
 def test_randomised_is_another_network_of_its_own() -> None:
@@ -132,6 +135,35 @@ def test_similarity_by_hand() -> None:
     assert similarity(one, np.zeros((2, 2))) == 0
 
 
+def test_shared_peak_by_hand() -> None:
+    one = np.arange(400.0).reshape(20, 20)  # the strongest 1 %: 396 to 399
+    assert shared_peak(one, one) == 1
+    assert shared_peak(one, -one) == 0
+    other = one.copy()
+    other[0, 0], other[0, 1] = 500, 501  # 398 and 399 remain
+    assert shared_peak(one, other) == 0.5
+    assert shared_peak(one, np.zeros((20, 20))) == 0
+
+
+def test_a_map_that_ignores_what_was_learnt_is_called_so(
+    image: Tensor, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A network without weights is its own randomised copy."""
+
+    class Fixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.unused = nn.Parameter(torch.zeros(1))
+
+        def forward(self, image: Tensor) -> Tensor:
+            return image.pow(2).sum((1, 2, 3, 4))[:, None]
+
+    with caplog.at_level(logging.WARNING, "mri_alm"):
+        record = write_explanations(Fixed(), {"s": image}, tmp_path, channels=CHANNELS, spacing=(3, 3, 3))
+    assert record["mean"]["t2"] == {"similarity": 1.0, "shared_peak": 1.0}
+    assert "Explanations: the t2 maps resemble those of random weights (1.00; shared peak 1.00)" in caplog.text
+
+
 def rows(threshold: Any) -> list[dict[str, Any]]:
     return [{"study": name, "score": s, "threshold": threshold} for name, s in (("c", 0.4), ("b", 0.5), ("a", 0.6))]
 
@@ -148,8 +180,10 @@ def test_written_explanations(image: Tensor, tmp_path: Path) -> None:
     record = write_explanations(ensemble, {"s": image}, tmp_path, channels=CHANNELS, spacing=(3, 3, 3))
     study = record["studies"]["s"]
     assert np.linalg.norm(np.subtract(study["t2"]["peak_voxel"], SPOT)) <= 3
-    assert study["diffusion"]["similarity_to_random_weights"] == 0
-    assert record["mean_similarity"] == {name: study[name]["similarity_to_random_weights"] for name in study}
+    assert (study["diffusion"]["similarity"], study["diffusion"]["shared_peak"]) == (0, 0)
+    assert record["mean"] == {
+        name: {figure: study[name][figure] for figure in ("similarity", "shared_peak")} for name in study
+    }
     assert "Adebayo" in record["sanity_check"]
     assert [path.name for path in tmp_path.iterdir()] == ["s_explanation.png"]
 
@@ -157,7 +191,7 @@ def test_written_explanations(image: Tensor, tmp_path: Path) -> None:
 def test_nothing_to_explain(tmp_path: Path) -> None:
     ensemble = Ensemble([bright_spot_detector("t2")])
     record = write_explanations(ensemble, {}, tmp_path, channels=CHANNELS, spacing=(3, 3, 3))
-    assert (record["studies"], record["mean_similarity"]) == ({}, {})
+    assert (record["studies"], record["mean"]) == ({}, {})
 
 
 def test_the_picture_shows_the_map_in_colour_over_the_lesion(image: Tensor) -> None:

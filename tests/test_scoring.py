@@ -115,7 +115,7 @@ def test_all_outputs_of_a_folder_with_a_failing_exam(
     distance = {row["study"]: abs(float(row["score"]) - float(row["threshold"])) for row in rows if row["score"]}
     assert list(explained["studies"]) == sorted(scored, key=lambda name: distance[name])[:1]
     assert {p.name for p in output.glob("*_explanation.png")} == {f"{n}_explanation.png" for n in explained["studies"]}
-    assert explained["mean_similarity"].keys() == {"diffusion", "t2"}
+    assert explained["mean"].keys() == {"diffusion", "t2"}
     with Image.open(next(output.glob("*_explanation.png"))) as picture:
         assert picture.size == (720, 528)
     for path in output.iterdir():
