@@ -21,21 +21,26 @@ from monai.bundle.properties import InferProperties, TrainProperties
 from monai.bundle.reference_resolver import ReferenceResolver
 from monai.utils import BundlePropertyConfig
 
+from mri_alm import processes
 from mri_alm.errors import InputError, find_cause
 from mri_alm.files import write_json
 
 logger = logging.getLogger("mri_alm")
 
-FREE = ("splits", "split", "max_fn", "threads", "run_dir", "cache_dir")  # may change between two starts of one run
+FREE = (  # may change between two starts of one run; the last five are what configs/multi_gpu.json sets
+    "splits", "split", "max_fn", "threads", "run_dir", "cache_dir",
+    "device", "local_rank", "replica", "initialize", "finalize",
+)  # fmt: skip
 PACKAGES = ("mri-alm", "torch", "monai", "SimpleITK", "numpy", "scikit-learn")
 _KNOWN = ("imports", "initialize", "run", "finalize", "prepared")  # the last is read by mri_alm.job
 _RANGES = {
     "splits": (1, 1000), "max_epochs": (1, 100_000), "batch_size": (1, 100_000), "max_fn": (0, 1_000_000),
     "threads": (1, 1024), "phantom_train": (1, 1_000_000), "phantom_test": (1, 1_000_000),
+    "bank": (0, 10_000_000),
 }  # fmt: skip
 _NUMBERS = (
     "validation", "positive_weight", "gamma", "margin", "mu0_ratio", "rho", "mu_margin", "delta", "learning_rate",
-    "weight_decay", "dropout",
+    "weight_decay", "dropout", "beta", "max_margin", "ldam_scale",
 )  # fmt: skip
 _TRIPLES = ("size", "spacing")
 
@@ -51,6 +56,12 @@ def user_errors() -> Iterator[None]:
             raise
         sys.stderr.write(f"\n{cause}\n")
         raise SystemExit(2) from error
+
+
+def join(device: Any) -> None:
+    """The first line of ``initialize`` under ``torchrun``: see :func:`mri_alm.processes.start`."""
+    with user_errors():
+        processes.start(device)
 
 
 def check() -> None:
@@ -192,6 +203,11 @@ def claim(folder: Path, config: dict[str, Any]) -> None:
         name: value
         for name, value in mine.items()
         if not isinstance(value, (dict, list)) or name in ("size", "spacing", "exclude")
+    }
+    chosen = ConfigParser(deepcopy(config))
+    settings = {
+        name: chosen.get_parsed_content(name) if str(value).startswith("$@chosen.") else value
+        for name, value in settings.items()
     }
     settings = {name: value for name, value in settings.items() if not str(value).startswith(("$", "@", "%"))}
     versions = {name: version(name) for name in PACKAGES}

@@ -6,7 +6,7 @@ compute in float64, so that neither large scores nor large batches cost accuracy
 
 References:
     Sangalli, Erdil, Hoetker, Donati, Konukoglu, "Constrained Optimization to Train Neural Networks on Critical and
-    Under-Represented Classes", NeurIPS 2021: Eq. 3 (binary), Eq. 5 and 6 (multi-class 1 and 2), section 3.2 (ablation).
+    Under-Represented Classes", NeurIPS 2021: Eq. 4 (binary), Eq. 6 and 7 (multi-class 1 and 2), section 3.2 (ablation).
 """
 
 import math
@@ -96,7 +96,7 @@ def multiclass_violation(
         label: ``(B,)`` integer class in [0, C).
         critical: The critical classes, distinct, at least one, not all C.
         delta: Margin, finite and >= 0, in the units of ``score``.
-        kind: 1 for Eq. 5 of the paper, 2 for Eq. 6.
+        kind: 1 for Eq. 6 of the paper, 2 for Eq. 7.
         between_critical: Also treat the other critical classes as negatives (not in the paper).
 
     Returns:

@@ -22,6 +22,7 @@ from tqdm import tqdm
 from mri_alm.errors import InputError, StudyError, find_cause
 from mri_alm.files import load_tensors, sha256
 from mri_alm.operating_point import OperatingPoint
+from mri_alm.processes import rank
 
 SCORE_COLUMNS = ("study", "logit", "score", "spread", "threshold", "dce_needed", "warnings")
 
@@ -145,8 +146,9 @@ def for_each_study(
 
 
 def progress_bar(title: str, total: int, unit: str) -> Any:
-    """A bar with the time left on a terminal, a line a minute in a log file."""
-    return tqdm(total=total, desc=title, unit=unit, mininterval=0.2 if sys.stderr.isatty() else 60)
+    """A bar with the time left on a terminal, a line a minute in a log file, shown by the first process."""
+    pause = 0.2 if sys.stderr.isatty() else 60
+    return tqdm(total=total, desc=title, unit=unit, mininterval=pause, disable=rank() > 0)
 
 
 def score_rows(

@@ -1,5 +1,6 @@
 """The two kinds of bad input, each a sentence a person can act on."""
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 
@@ -37,3 +38,13 @@ def find_cause(error: BaseException, kind: type[Kind]) -> Kind | None:
     while cause is not None and not isinstance(cause, kind):
         cause = cause.__cause__
     return cause
+
+
+def one_of(name: str, value: str, options: Sequence[str]) -> None:
+    """Refuse a value that is none of the options.
+
+    Raises:
+        InputError: With all options.
+    """
+    if value not in options:
+        raise InputError(f'{name} must be one of {", ".join(options)}, got "{value}".')

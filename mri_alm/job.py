@@ -1,6 +1,5 @@
 """The main job: prepare every exam once, train the splits, ensemble, set the threshold, score the test cohort."""
 
-import csv
 import json
 import logging
 from copy import deepcopy
@@ -20,14 +19,14 @@ from mri_alm.bundle import claim, member_parser, refuse_other_settings, running_
 from mri_alm.cohort import Cohort
 from mri_alm.ensemble import SCORE_COLUMNS, Ensemble, collect, for_each_study, load_member, progress_bar, score_rows
 from mri_alm.errors import InputError
-from mri_alm.files import sha256, write_csv, write_json
-from mri_alm.metrics import auc, fpr_at_fn
+from mri_alm.files import read_csv, sha256, write_csv, write_json
 from mri_alm.phantom_io import make_cohort
-from mri_alm.threshold import certification, clopper_pearson_upper, fixed_fn_threshold, one_per_patient
+from mri_alm.processes import barrier, first_process_first, rank
+from mri_alm.run_report import write_run_report
+from mri_alm.summary import closing_text, spread, test_metrics
+from mri_alm.threshold import certificate_in_words, fixed_fn_threshold, one_score_per_patient
 
 logger = logging.getLogger("mri_alm")
-
-FALSE_NEGATIVES = (0, 1, 2, 5)  # columns of the paper's Table 3
 
 
 def train_and_evaluate(folder: str, *, threads: int, max_fn: int) -> None:
@@ -45,7 +44,7 @@ def train_and_evaluate(folder: str, *, threads: int, max_fn: int) -> None:
 
 def phantom_cohort(train: int, test: int) -> Path:
     """Manifest of the built-in cohort of that size, made under ``data/`` the first time."""
-    with progress_bar("phantom", train + test, "study") as bar:
+    with first_process_first(), progress_bar("phantom", train + test, "study") as bar:
         return make_cohort(
             Path("data") / f"phantom_{train}_{test}",
             train=train,
@@ -67,40 +66,43 @@ class Job:
     def __init__(self, config: dict[str, Any], folder: Path, *, threads: int, max_fn: int) -> None:
         self.config, self.folder, self.threads, self.max_fn = config, folder, threads, max_fn
         self.cohort: Cohort = ConfigParser(deepcopy(config)).get_parsed_content("cohort_data")
-        held_out = {study.patient for _, validation in self.cohort.splits for study in validation if study.label}
-        if not 0 <= max_fn < len(held_out):
+        self.held_out = {study.patient for _, validation in self.cohort.splits for study in validation if study.label}
+        if not 0 <= max_fn < len(self.held_out):
             raise InputError(
-                f"Cannot allow {max_fn} false negatives: {len(held_out)} positive patients are held out by the "
-                f"{config['splits']} splits, so --max_fn must be between 0 and {len(held_out) - 1}."
+                f"Cannot allow {max_fn} false negatives: {len(self.held_out)} positive patients are held out by the "
+                f"{config['splits']} splits, so --max_fn must be between 0 and {len(self.held_out) - 1}."
             )
-        self.positives = len(held_out)
         parser = member_parser(config, 0, self.cohort)
-        for part in ("objective_def", "optimizer"):  # wrong values are refused before hours of work and the claim
+        for part in (
+            "objective_def",
+            "optimizer",
+            "epoch_end::selection",
+            "train::stratified",
+        ):  # wrong values are refused before hours of work and the claim
             parser.get_parsed_content(part)
 
     def run(self) -> None:
-        """All of it; the last lines say where everything lies."""
-        refuse_other_settings(self.folder, self.config)
-        for split in range(self.config["splits"]):
-            self._finished(split)  # a folder of another cohort is refused before anything is written
-        self._say_what_can_be_promised()
-        self._prepare()  # before the claim: the way to leave out a study that fails is another setting
-        claim(self.folder, self.config)
-        self._write_splits()
+        """All of it; the last lines say where everything lies. All processes train; the first one does the rest."""
+        with first_process_first():
+            if rank() == 0:
+                self._set_up()
         self._train()
+        if rank() > 0:
+            return
         waiting = [k for k in range(self.config["splits"]) if not self._finished(k)]
         if waiting:
             logger.info("Trained. Splits %s are still to do; the ensemble follows when all are there.", waiting)
             return
         self._ensemble()
 
-    def _say_what_can_be_promised(self) -> None:
-        """The number of positives, not the network, decides this, so it is told before hours of training."""
-        logger.info(
-            "%d positive patients are held out: a threshold missing %d may miss up to %.1f %% of new ones (95 %%). %s.",
-            *(self.positives, self.max_fn, 100 * clopper_pearson_upper(self.max_fn, self.positives, 0.05)),
-            certification(self.positives),
-        )
+    def _set_up(self) -> None:
+        logger.info("Held out: %s", certificate_in_words(len(self.held_out)))
+        refuse_other_settings(self.folder, self.config)
+        for split in range(self.config["splits"]):
+            self._finished(split)  # a folder of another cohort is refused before anything is written
+        self._prepare()  # before the claim: the way to leave out a study that fails is another setting
+        claim(self.folder, self.config)
+        self._write_splits()
 
     def _finished(self, split: int) -> bool:
         """Whether a split is trained to its end; refused when it is not of this cohort, or its model was changed."""
@@ -163,7 +165,9 @@ class Job:
 
     def _train_split(self, split: int, bar: Any) -> None:
         folder = self.folder / f"split_{split}"
-        if self._finished(split):
+        finished = self._finished(split)
+        barrier()  # all have looked before the first one writes
+        if finished:
             bar.update(self.config["max_epochs"])
             return
         parser = member_parser(self.config, split, self.cohort)
@@ -171,16 +175,18 @@ class Job:
         trainer = parser.get_parsed_content("train#trainer")
         end = parser.get_parsed_content("epoch_end")
         bar.update(trainer.state.epoch)
-        if trainer.state.epoch < self.config["max_epochs"]:
+        if not end.finished(trainer):
             trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: bar.update(1))
             trainer.add_event_handler(
                 Events.EPOCH_COMPLETED, lambda: bar.set_postfix(auc=round(end.history[-1]["val_auc"], 3))
             )
             trainer.run()
+        if rank() > 0:
+            return
         network = load_member(parser.get_parsed_content("network"), folder / "model.pt")
         names, logits = self._predict(network, parser, "validation")
         write_csv(folder / "validation.csv", ["study", "logit"], _rows(names, logits))
-        record = {"best": end.best, "model_sha256": sha256(folder / "model.pt"), "guard": end.guard}
+        record = {"best": end.selection.best, "model_sha256": sha256(folder / "model.pt")} | end.record
         write_json(folder / "split.json", record | {"epochs": end.history})
 
     def _predict(self, network: Any, parser: ConfigParser, part: str) -> tuple[list[str], NDArray[np.float64]]:
@@ -203,93 +209,40 @@ class Job:
         digests = {name: sha256(self.folder / name / "model.pt") for name in names}
         write_json(self.folder / "threshold.json", point.to_json() | {"checkpoints": digests})
         best = [json.loads((self.folder / name / "split.json").read_text())["best"]["auc"] for name in names]
-        metrics: dict[str, Any] = {"validation_auc": {"mean": float(np.mean(best)), "sd": _sd(best), "members": best}}
+        metrics: dict[str, Any] = {"validation_auc": spread(best)}
         if self.cohort.test:
             parser = member_parser(self.config, 0, self.cohort)
             members = [
                 load_member(parser.get_parsed_content("network_def"), self.folder / n / "model.pt") for n in names
             ]
             studies, logits = self._predict(Ensemble(members), parser, "test")
-            rows = score_rows(studies, logits, point, {})
+            prepared = parser.get_parsed_content("prepared")
+            warnings = {item["study"]: " | ".join(json.loads(item["report"])["warnings"]) for item in prepared}
+            rows = score_rows(studies, logits, point, warnings)
             write_csv(self.folder / "scores.csv", SCORE_COLUMNS, rows)
             labels = np.array([study.label for study in self.cohort.test])
-            metrics["test"] = _test_metrics(labels, logits, np.array([row["dce_needed"] for row in rows]))
+            metrics["test"] = test_metrics(labels, logits, np.array([row["dce_needed"] for row in rows]))
         write_json(self.folder / "metrics.json", metrics)
-        logger.info("%s", _summary(self.folder, metrics, point, len(names)))
+        if self.cohort.test:
+            write_run_report(self.folder, self.cohort.manifest, prepared)
+        logger.info("%s", closing_text(self.folder, metrics, point, len(names)))
 
     def _held_out(self, names: list[str]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Labels and scores of the training patients, each exam scored by the members that were not trained on it."""
         logits: dict[str, list[float]] = {}
         for name in names:
-            for row in _read(self.folder / name / "validation.csv"):
+            for row in read_csv(self.folder / name / "validation.csv"):
                 logits.setdefault(row["study"], []).append(float(row["logit"]))
         studies = [study for study in self.cohort.train if study.study in logits]
         means = np.array([np.mean(logits[study.study]) for study in studies])
         labels = np.array([study.label for study in studies])
         rows = [
-            {"study": s.study, "patient": s.patient, "label": s.label, "logit": float(m)}
-            | {"members": len(logits[s.study])}
+            {"study": s.study, "label": s.label, "logit": float(m), "members": len(logits[s.study])}
             for s, m in zip(studies, means, strict=True)
         ]
-        write_csv(self.folder / "heldout.csv", ["study", "patient", "label", "logit", "members"], rows)
-        return one_per_patient([study.patient for study in studies], labels, expit(means))
-
-
-def _test_metrics(labels: NDArray[np.int64], logits: NDArray[np.float64], needed: NDArray[np.int64]) -> dict[str, Any]:
-    """Figures of the test cohort; FPR at k FN takes its threshold from the test labels, as in the paper."""
-    mean = logits.mean(1)
-    members = [auc(labels, column) for column in logits.T]
-    positive = labels == 1
-    return {
-        "positives": int(positive.sum()),
-        "negatives": int((~positive).sum()),
-        "ensemble_auc": auc(labels, mean),
-        "member_auc": {"mean": float(np.mean(members)), "sd": _sd(members), "members": members},
-        "fpr_at_fn": {str(k): fpr_at_fn(labels, mean, k) for k in FALSE_NEGATIVES if k < positive.sum()},
-        "at_threshold": {
-            "false_negatives": int((positive & (needed == 0)).sum()),
-            "false_positives": int((~positive & (needed == 1)).sum()),
-            "spared": int((needed == 0).sum()),
-        },
-    }
-
-
-def _summary(folder: Path, metrics: dict[str, Any], point: Any, members: int) -> str:
-    """The closing text: the paper's Table 3 row, the operating point and what it rests on, where the files are."""
-    lines = [f"Ensemble of {members} models in {folder}", ""]
-    if test := metrics.get("test"):
-        columns = [(f"FPR @{k} FN", f"{100 * value:.1f} %") for k, value in test["fpr_at_fn"].items()]
-        mean, sd = test["member_auc"]["mean"], test["member_auc"]["sd"]
-        columns += [
-            ("avg AUC", f"{100 * mean:.1f} ± {100 * sd:.1f}"),
-            ("ensemble AUC", f"{100 * test['ensemble_auc']:.1f}"),
-        ]
-        lines += [f"Test cohort: {test['positives']} exams need DCE, {test['negatives']} do not"]
-        lines += [
-            "  ".join(name.rjust(12) for name, _ in columns),
-            "  ".join(value.rjust(12) for _, value in columns),
-            "",
-        ]
-    lines.append(point.in_words())
-    if test:
-        at = test["at_threshold"]
-        lines += [
-            f"  On the test cohort it misses {at['false_negatives']} of {test['positives']}, spares {at['spared']} of "
-            f"{test['positives'] + test['negatives']} the contrast, asks for it needlessly in {at['false_positives']}."
-        ]
-    lines += ["", f"Score new exams: python pipelines/score.py --model {folder} --input DICOM_FOLDER --output OUT"]
-    files = "threshold.json, metrics.json, heldout.csv, splits.csv, config.json" + (", scores.csv" if test else "")
-    return "\n".join([*lines, f"Written: {files}; per split model.pt, split.json and TensorBoard events."])
-
-
-def _sd(values: list[float]) -> float:
-    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+        write_csv(self.folder / "heldout.csv", ["study", "label", "logit", "members"], rows)
+        return one_score_per_patient([study.patient for study in studies], labels, expit(means))
 
 
 def _rows(names: list[str], logits: NDArray[np.float64]) -> list[dict[str, Any]]:
     return [{"study": name, "logit": float(value)} for name, value in zip(names, logits[:, 0], strict=True)]
-
-
-def _read(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))

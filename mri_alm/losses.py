@@ -23,7 +23,7 @@ class BinaryCrossEntropy(nn.Module):
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
         """Mean loss of a batch: ``logits`` (B,), ``label`` (B,) in {0, 1} -> scalar."""
-        logits = _checked(logits, label)
+        logits = checked_pair(logits, label)
         return binary_cross_entropy_with_logits(logits, (label == 1).to(logits.dtype))
 
 
@@ -47,7 +47,7 @@ class WeightedBinaryCrossEntropy(nn.Module):
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
         """Mean loss of a batch (divided by B, not by the weights): ``logits`` (B,), ``label`` (B,) -> scalar."""
-        logits = _checked(logits, label)
+        logits = checked_pair(logits, label)
         weight = logits.new_full((), self.positive_weight)
         return binary_cross_entropy_with_logits(logits, (label == 1).to(logits.dtype), pos_weight=weight)
 
@@ -85,22 +85,24 @@ class SymmetricFocal(nn.Module):
 
     Args:
         gamma: Focusing exponent, >= 0; the paper tries 0.5, 1, 2. Zero gives plain binary cross-entropy.
+        log_offset: Added inside the logarithm, >= 0: 0, or 1e-4 as in the authors' code.
 
     Raises:
-        InputError: If ``gamma`` is negative or not finite.
+        InputError: If a value is negative or not finite.
 
     References:
         Lin et al., "Focal Loss for Dense Object Detection", ICCV 2017, Eq. 4.
     """
 
-    def __init__(self, gamma: float) -> None:
+    def __init__(self, gamma: float, *, log_offset: float = 0.0) -> None:
         super().__init__()
+        self.log_offset = non_negative("log_offset", log_offset)
         self.gamma = non_negative("gamma", gamma)
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
         """Mean loss of a batch: ``logits`` (B,), ``label`` (B,) in {0, 1} -> scalar."""
         signed = _toward_label(logits, label)
-        return (_focus(signed, self.gamma) * -logsigmoid(signed)).mean()
+        return (_focus(signed, self.gamma) * _nll(signed, self.log_offset)).mean()
 
 
 class AsymmetricFocal(nn.Module):
@@ -110,22 +112,24 @@ class AsymmetricFocal(nn.Module):
 
     Args:
         gamma: Focusing exponent, >= 0; the paper tries 0.5, 1, 2. Zero gives plain binary cross-entropy.
+        log_offset: Added inside the logarithm, >= 0: 0, or 1e-4 as in the authors' code.
 
     Raises:
-        InputError: If ``gamma`` is negative or not finite.
+        InputError: If a value is negative or not finite.
 
     References:
         Li, Kamnitsas, Glocker, "Overfitting of neural nets under class imbalance", MICCAI 2019.
     """
 
-    def __init__(self, gamma: float) -> None:
+    def __init__(self, gamma: float, *, log_offset: float = 0.0) -> None:
         super().__init__()
+        self.log_offset = non_negative("log_offset", log_offset)
         self.gamma = non_negative("gamma", gamma)
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
         """Mean loss of a batch: ``logits`` (B,), ``label`` (B,) in {0, 1} -> scalar."""
         signed = _toward_label(logits, label)
-        return (torch.where(label == 1, 1.0, _focus(signed, self.gamma)) * -logsigmoid(signed)).mean()
+        return (torch.where(label == 1, 1.0, _focus(signed, self.gamma)) * _nll(signed, self.log_offset)).mean()
 
 
 class SymmetricMargin(nn.Module):
@@ -135,21 +139,23 @@ class SymmetricMargin(nn.Module):
 
     Args:
         margin: In units of the logit, >= 0; the paper tries 0.5, 2, 4. Zero gives plain binary cross-entropy.
+        log_offset: Added inside the logarithm, >= 0: 0, or 1e-4 as in the authors' code.
 
     Raises:
-        InputError: If ``margin`` is negative or not finite.
+        InputError: If a value is negative or not finite.
 
     References:
         Liu et al., "Large-Margin Softmax Loss", ICML 2016, in the additive form of Li, Kamnitsas, Glocker, MICCAI 2019.
     """
 
-    def __init__(self, margin: float) -> None:
+    def __init__(self, margin: float, *, log_offset: float = 0.0) -> None:
         super().__init__()
+        self.log_offset = non_negative("log_offset", log_offset)
         self.margin = non_negative("margin", margin)
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
         """Mean loss of a batch: ``logits`` (B,), ``label`` (B,) in {0, 1} -> scalar."""
-        return -logsigmoid(_toward_label(logits, label) - self.margin).mean()
+        return _nll(_toward_label(logits, label) - self.margin, self.log_offset).mean()
 
 
 class AsymmetricMargin(nn.Module):
@@ -159,22 +165,24 @@ class AsymmetricMargin(nn.Module):
 
     Args:
         margin: In units of the logit, >= 0; the paper tries 0.5, 2, 4. Zero gives plain binary cross-entropy.
+        log_offset: Added inside the logarithm, >= 0: 0, or 1e-4 as in the authors' code.
 
     Raises:
-        InputError: If ``margin`` is negative or not finite.
+        InputError: If a value is negative or not finite.
 
     References:
         Li, Kamnitsas, Glocker, "Overfitting of neural nets under class imbalance", MICCAI 2019.
     """
 
-    def __init__(self, margin: float) -> None:
+    def __init__(self, margin: float, *, log_offset: float = 0.0) -> None:
         super().__init__()
+        self.log_offset = non_negative("log_offset", log_offset)
         self.margin = non_negative("margin", margin)
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
         """Mean loss of a batch: ``logits`` (B,), ``label`` (B,) in {0, 1} -> scalar."""
         signed = _toward_label(logits, label)
-        return -logsigmoid(torch.where(label == 1, signed - self.margin, signed)).mean()
+        return _nll(torch.where(label == 1, signed - self.margin, signed), self.log_offset).mean()
 
 
 class MiniBatchAUC(nn.Module):
@@ -191,7 +199,7 @@ class MiniBatchAUC(nn.Module):
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
         """Loss of a batch: ``logits`` (B,), ``label`` (B,) in {0, 1} -> scalar; zero if one class is missing."""
-        logits = _checked(logits, label)
+        logits = checked_pair(logits, label)
         positive = (label == 1).to(logits.dtype)
         mean_positive, variance_positive = _moments(logits, positive)
         mean_negative, variance_negative = _moments(logits, 1 - positive)
@@ -239,7 +247,8 @@ def full_precision(logits: Tensor) -> Tensor:
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
-def _checked(logits: Tensor, label: Tensor) -> Tensor:
+def checked_pair(logits: Tensor, label: Tensor) -> Tensor:
+    """Logits ``(B,)`` in full precision, or an `InputError` if the labels' shape is another."""
     # Shapes (B, 1) and (B,) would broadcast to (B, B) and train on nonsense.
     if logits.dim() != 1 or label.shape != logits.shape:
         raise InputError(f"need logits (B,) and label (B,), got {tuple(logits.shape)} and {tuple(label.shape)}")
@@ -248,8 +257,14 @@ def _checked(logits: Tensor, label: Tensor) -> Tensor:
 
 def _toward_label(logits: Tensor, label: Tensor) -> Tensor:
     """The logit of the true class: z for positives, -z for negatives."""
-    logits = _checked(logits, label)
+    logits = checked_pair(logits, label)
     return torch.where(label == 1, logits, -logits)
+
+
+def _nll(signed: Tensor, offset: float) -> Tensor:
+    """-log(p + offset) of the true class. With an offset badly wrong samples lose their gradient."""
+    log_p = logsigmoid(signed)
+    return -torch.logaddexp(log_p, log_p.new_tensor(offset).log()) if offset else -log_p
 
 
 def _focus(signed: Tensor, gamma: float) -> Tensor:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, linear, normalize
+from torch.nn.functional import cross_entropy, linear, logsigmoid, normalize
 
 from mri_alm.errors import InputError
-from mri_alm.losses import checked_counts, class_balanced_weights, full_precision, non_negative
+from mri_alm.losses import checked_counts, checked_pair, class_balanced_weights, full_precision, non_negative
 
 
 class CrossEntropy(nn.Module):
@@ -184,6 +184,35 @@ class LDAM(nn.Module):
         return cross_entropy(self.scale * _lowered(logits, label, margin), label)
 
 
+class BinaryLDAM(nn.Module):
+    """`LDAM` for two classes and one logit, that of `CosineContrast`: scale times the difference of the two cosines.
+
+    The softmax of two columns depends on their difference only, so this is the same loss as `LDAM` on ``(B, 2)``.
+
+    Args:
+        counts: Training samples ``(negatives, positives)``.
+        max_margin: As in `LDAM`.
+        scale: As in `LDAM` and in `CosineContrast`.
+
+    Raises:
+        InputError: As in `LDAM`.
+    """
+
+    def __init__(self, counts: Sequence[int], *, max_margin: float = 0.5, scale: float = 30.0) -> None:
+        super().__init__()
+        if len(counts) != 2:
+            raise InputError(f"counts must be (negatives, positives), got {len(counts)} numbers")
+        columns = LDAM(counts, max_margin=max_margin, scale=scale)
+        self.negative_margin, self.positive_margin = (scale * columns.margins).tolist()
+
+    def forward(self, logits: Tensor, label: Tensor) -> Tensor:
+        """Mean loss of a batch: ``logits`` (B,), ``label`` (B,) in {0, 1} -> scalar."""
+        logits = checked_pair(logits, label)
+        positive = -logsigmoid(logits - self.positive_margin)
+        negative = -logsigmoid(-logits - self.negative_margin)
+        return torch.where(label == 1, positive, negative).mean()
+
+
 class NormalizedLinear(nn.Module):
     """Last layer that gives the cosine between the features and each class's direction: the head LDAM is made for.
 
@@ -203,6 +232,24 @@ class NormalizedLinear(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Features ``(B, F)`` -> cosines ``(B, C)`` in [-1, 1]; zero for a zero feature vector."""
         return linear(normalize(features), normalize(self.weight))
+
+
+class CosineContrast(NormalizedLinear):
+    """`NormalizedLinear` for two classes as one logit: scale times (cosine of class 1 - cosine of class 0).
+
+    Args:
+        in_features: Length F of the feature vector.
+        scale: That of the loss, > 0.
+    """
+
+    def __init__(self, in_features: int, scale: float) -> None:
+        super().__init__(in_features, 2)
+        self.scale = scale
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features ``(B, F)`` -> logit ``(B, 1)`` in [-2 scale, 2 scale]."""
+        cosines = super().forward(features)
+        return self.scale * (cosines[:, 1:] - cosines[:, :1])
 
 
 def _checked(logits: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:

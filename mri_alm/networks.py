@@ -8,6 +8,7 @@ from monai.networks.blocks import ADN, Convolution
 from torch import Tensor, nn
 
 from mri_alm.errors import InputError
+from mri_alm.losses_multiclass import CosineContrast
 
 
 class TwoBranchCNN(nn.Module):
@@ -25,6 +26,7 @@ class TwoBranchCNN(nn.Module):
         features: Channels of the stages of each path.
         norm: MONAI normalisation of each stage, such as ``"instance"`` or ``("group", {"num_groups": 4})``; None: none.
         dropout: Probability of dropping a feature in front of the fully connected layer, in [0, 1).
+        cosine_scale: With a number the last layer is LDAM's normalised head, `CosineContrast` of that scale.
 
     Raises:
         InputError: If a path would have no stage, or a stage no channels.
@@ -42,6 +44,7 @@ class TwoBranchCNN(nn.Module):
         *,
         norm: str | tuple[str, dict[str, object]] | None = None,
         dropout: float = 0.0,
+        cosine_scale: float | None = None,
     ) -> None:
         super().__init__()
         if min(diffusion_channels, t2_channels, len(features), *features) < 1:
@@ -53,7 +56,8 @@ class TwoBranchCNN(nn.Module):
         self.diffusion = _path(diffusion_channels, features, norm)
         self.t2 = _path(t2_channels, features, norm)
         self.dropout = nn.Dropout(dropout)
-        self.head = nn.Linear(4 * features[-1], 1)
+        width = 4 * features[-1]
+        self.head = nn.Linear(width, 1) if cosine_scale is None else CosineContrast(width, cosine_scale)
 
     def forward(self, image: Tensor) -> Tensor:
         """Logits ``(B, 1)`` of an image ``(B, diffusion_channels + t2_channels, X, Y, Z)``."""

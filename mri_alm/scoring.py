@@ -3,7 +3,6 @@
 import io
 import json
 import logging
-import secrets
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,13 @@ from mri_alm.cohort import read_manifest
 from mri_alm.dicom import StudyFiles, find_studies, study_key
 from mri_alm.ensemble import SCORE_COLUMNS, TrainedRun, collect, for_each_study, progress_bar, score_rows
 from mri_alm.errors import InputError, StudyError
+from mri_alm.evaluation_data import read_labelled_scores
 from mri_alm.explain import nearest_threshold, write_explanations
-from mri_alm.files import sha256, write_bytes, write_csv, write_json
+from mri_alm.files import read_csv, secret_of, sha256, write_bytes, write_csv, write_json
 from mri_alm.operating_point import OperatingPoint
 from mri_alm.report import study_picture
 from mri_alm.structured_report import check_highdicom, structured_report
+from mri_alm.threshold import certificate_in_words, neyman_pearson_threshold, one_score_per_patient
 
 logger = logging.getLogger("mri_alm")
 
@@ -61,8 +62,59 @@ class NewStudies:
             )
         self.prepared, errors = for_each_study(preprocessing, items, threads=threads, title="prepare")
         self.errors = lost | errors
-        self.names = [item["study"] for item in items] if not lost else sorted([i["study"] for i in items] + [*lost])
+        names = [item["study"] for item in items] + list(lost)
+        self.names = sorted(names) if source.is_dir() else names
         self.dicom: dict[str, StudyFiles] = {item["study"]: item["dicom"] for item in items if source.is_dir()}
+
+
+def operating_point(
+    run: TrainedRun, calibration: Path | str | None, labels: Path | str | None, *, alpha: float, eps: float
+) -> OperatingPoint:
+    """The run's own threshold, or one with a guarantee from a separate calibration cohort.
+
+    Args:
+        run: The trained run.
+        calibration: The ``scores.csv`` that this run gave a cohort it never saw; None for the run's threshold.
+        labels: CSV with columns study and label of that cohort; with a column patient a patient counts once.
+        alpha: Largest acceptable miss rate, in (0, 1).
+        eps: Acceptable chance that it is larger, in (0, 1).
+
+    Raises:
+        InputError: If a file cannot be used, the scores are another model's, or the calibration cohort holds exams or
+            patients the run was trained with.
+    """
+    if calibration is None:
+        return run.point
+    if labels is None:
+        raise InputError("--calibration needs --labels: a CSV with columns study and label of the same exams.")
+    _refuse_another_model(Path(calibration), run)
+    trained = read_csv(run.folder / "splits.csv")
+    found = read_labelled_scores(
+        {"calibration": Path(calibration)}, Path(labels), trained_on={row["study"] for row in trained}
+    )
+    patients = found.columns.get("patient", found.studies)
+    if known := {*patients} & {row["patient"] for row in trained}:
+        raise InputError(
+            f"{len(known)} calibration patients were trained on (such as {min(known)}): a guarantee needs others. If they "
+            "only share a name, rename them."
+        )
+    rows = one_score_per_patient(patients, found.label, found.models[0].score)
+    logger.info("Calibration: %s", certificate_in_words(int(rows[0].sum()), alpha, eps))
+    return neyman_pearson_threshold(*rows, alpha, eps, source="calibration")
+
+
+def _refuse_another_model(path: Path, run: TrainedRun) -> None:
+    """Compare the digests that stand beside scores; where there are none nobody can tell, and that is said."""
+    for name, key in (("report.json", "model"), ("threshold.json", "checkpoints")):
+        if (path.parent / name).is_file():
+            found = json.loads((path.parent / name).read_text("utf-8")).get(key)
+            digests = found.get("checkpoints_sha256") if name == "report.json" and found else found
+            if digests != run.checkpoints:
+                raise InputError(
+                    f"{path} holds scores of another model. Score the calibration cohort with {run.folder}."
+                )
+            return
+    logger.warning("Calibration: nothing beside %s tells which model gave its scores; it must be %s.", path, run.folder)
 
 
 def check_request(source: Path | str, *, sr: bool) -> None:
@@ -97,7 +149,7 @@ def write_scores(
         evaluator: Runs the ensemble over them; None when there is none.
         run: The trained run, for the record.
         output: Folder to write to.
-        point: The threshold to decide at: the run's, or that of a calibration cohort.
+        point: The threshold, see :func:`operating_point`.
         salt: See :class:`NewStudies`.
         sr: Also write a DICOM Structured Report per exam (DICOM folders only).
         explain: Also explain this many exams, those nearest the threshold.
@@ -183,11 +235,7 @@ def _as_bytes(dataset: Dataset) -> bytes:
 
 def salt_of(run: Path) -> str:
     """The run's secret for study keys: made once, readable by its owner only."""
-    path = run / "salt"
-    if not path.exists():
-        write_bytes(path, secrets.token_hex(16).encode())
-        path.chmod(0o600)
-    return path.read_text()
+    return secret_of(run)
 
 
 def key_table(source: Path, salt: str) -> list[dict[str, str]]:

@@ -68,11 +68,8 @@ def neyman_pearson_threshold(
     Raises:
         InputError: If a rate is out of range, the source unknown, or see :func:`mri_alm.metrics.check_binary`.
     """
-    n = int(check_binary(label, score)[0].sum())
-    rank = neyman_pearson_rank(n, alpha, eps)
-    return _operating_point(
-        label, score, rank, f"P(miss rate > {alpha:g}) <= {eps:g}: {certification(n, alpha, eps)}", source
-    )
+    rank = neyman_pearson_rank(int(check_binary(label, score)[0].sum()), alpha, eps)
+    return _operating_point(label, score, rank, f"P(miss rate > {alpha:g}) <= {eps:g}", source)
 
 
 def mean_miss_rate_threshold(
@@ -93,6 +90,42 @@ def mean_miss_rate_threshold(
     """
     rank = conformal_rank(int(check_binary(label, score)[0].sum()), alpha)
     return _operating_point(label, score, rank, f"mean miss rate <= {alpha:g}, no bound for one cohort", source)
+
+
+def one_score_per_patient(
+    patient: Sequence[str], label: ArrayLike, score: ArrayLike
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Labels and scores with one row per patient and label, as the laws above need independent samples.
+
+    A patient with several positive exams counts with the lowest score, so that missing any of them is a miss; one
+    with several negative exams with the highest, so that calling any of them is a false positive.
+
+    Args:
+        patient: ``(B,)``.
+        label: ``(B,)`` in {0, 1}.
+        score: ``(B,)``.
+
+    Returns:
+        Labels and scores ``(P,)``, P <= B, in the order in which patients first occur.
+
+    Raises:
+        InputError: If there is not one patient per score, or see :func:`mri_alm.metrics.check_binary`.
+    """
+    positive, score = check_binary(label, score)
+    if len(patient) != len(score):
+        raise InputError(f"Each of the {len(score)} scores needs its patient, found {len(patient)} patients.")
+    rows: dict[tuple[str, bool], float] = {}
+    for name, needed, value in zip(patient, positive.tolist(), score.tolist(), strict=True):
+        seen = rows.setdefault((name, needed), value)
+        rows[name, needed] = min(seen, value) if needed else max(seen, value)
+    return np.array([needed for _, needed in rows], dtype=np.int64), np.array(list(rows.values()))
+
+
+def certificate_in_words(n: int, alpha: float = 0.1, eps: float = 0.1) -> str:
+    """What ``n`` positives could promise at best, known before anything is trained."""
+    needed = minimum_positives(alpha, eps)
+    rate = f"certify a miss rate of {100 * alpha:g} % at {100 * (1 - eps):g} % confidence"
+    return f"{n} positives can {rate}." if n >= needed else f"{n} positives cannot {rate}; {needed} can."
 
 
 def neyman_pearson_rank(n: int, alpha: float, eps: float) -> int:
@@ -130,55 +163,6 @@ def minimum_positives(alpha: float, eps: float, allowed: int = 0) -> int:
         raise InputError(f"allowed must be at least 0, found {allowed}.")
     # Waiting for the (allowed + 1)-th miss: it comes after more than n draws with BinomCDF(allowed; n, alpha).
     return allowed + 1 + int(nbinom.isf(eps, allowed + 1, alpha))
-
-
-def certification(n: int, alpha: float = 0.1, eps: float = 0.1) -> str:
-    """What ``n`` positives can promise, as a sentence without its full stop; known before training.
-
-    Args:
-        n: Held-out positives, >= 1.
-        alpha: Largest acceptable miss rate, in (0, 1).
-        eps: Acceptable chance that it is larger, in (0, 1).
-
-    Raises:
-        InputError: If an argument is out of range.
-    """
-    rank, goal = neyman_pearson_rank(n, alpha, eps), f"{100 * alpha:g} % at {100 * (1 - eps):g} %"
-    if rank == 0:
-        return f"{n} positives cannot certify {goal}; {minimum_positives(alpha, eps)} can"
-    return f"{n} positives certify {goal} confidence when at most {rank - 1} of them are missed"
-
-
-def one_per_patient(
-    patient: Sequence[str], label: ArrayLike, score: ArrayLike
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Labels and scores of patients from those of exams, for exams of one patient are not independent.
-
-    A patient is positive when any exam is, and then counts with the **lowest** of its positive exams (one missed exam
-    is a missed patient); a negative patient counts with its highest (one needless injection is one).
-
-    Args:
-        patient: ``(B,)`` whose exam it is.
-        label: ``(B,)`` in {0, 1}.
-        score: ``(B,)``, any kind.
-
-    Returns:
-        ``(P,)`` labels and scores, in the order of the patients' first exams.
-
-    Raises:
-        InputError: See :func:`mri_alm.metrics.check_binary`; or the lengths differ.
-    """
-    positive, scores = check_binary(label, score)
-    if len(patient) != scores.size:
-        raise InputError(f"There are {len(patient)} patients for {scores.size} scores; every exam needs one of each.")
-    lowest: dict[str, float] = {}
-    highest: dict[str, float] = {}
-    for name, needed, value in zip(patient, positive, scores.tolist(), strict=True):
-        highest[name] = max(highest.get(name, -math.inf), value)
-        if needed:
-            lowest[name] = min(lowest.get(name, math.inf), value)
-    labels = np.array([int(name in lowest) for name in highest])
-    return labels, np.array([lowest.get(name, value) for name, value in highest.items()])
 
 
 def conformal_rank(n: int, alpha: float) -> int:

@@ -1,19 +1,18 @@
 """Score new exams with a trained ensemble: DCE needed or not, at a threshold fixed before.
 
     python pipelines/score.py --model runs/prostate_alm --input DICOM_FOLDER_OR_MANIFEST.csv --output OUT
-    python pipelines/score.py ... --calibration CALIBRATION/scores.csv calibration.csv --alpha 0.1 --eps 0.1
+    python pipelines/score.py ... --calibration CALIBRATION/scores.csv --labels calibration.csv --alpha 0.1 --eps 0.1
 
-Without --calibration the threshold is that of training, which is approximate. With it, the threshold misses more than
---alpha of the patients who need DCE with a chance of at most --eps; too few positives mean that everyone is examined
-(docs/operating_point.md). Writes scores.csv, report.json and one picture per exam. Exit status: 0 all scored, 2 some
-could not be (the rest are written) or the input cannot be used. Research use only.
+Without --calibration the threshold is that of training, which is approximate. With it, the chance that the threshold
+misses more than a share --alpha of the patients who need DCE is at most --eps; with too few positives everyone is
+examined (docs/operating_point.md). Writes scores.csv, report.json and one picture per exam. Exit status: 0 all scored,
+2 some could not be (the rest are written) or the input cannot be used. Research use only.
 """
 
 import argparse
 import logging
 import sys
 from pathlib import Path
-from typing import Any
 
 from monai.bundle import ConfigWorkflow
 
@@ -37,31 +36,21 @@ def main() -> int:
         type=Path,
         help="also write which folder each study key stands for; identifies patients, must lie outside --output",
     )
-    parser.add_argument(
-        "--calibration",
-        type=Path,
-        nargs="+",
-        metavar="CSV",
-        help="scores and labels of patients not used in training: one file with columns study, patient, label, score, "
-        "or scores.csv of this model and a second file with the labels",
-    )
+    parser.add_argument("--calibration", type=Path, help="scores.csv that this model gave a cohort it never saw")
+    parser.add_argument("--labels", type=Path, help="with --calibration: CSV with study, label, patient")
     parser.add_argument("--alpha", type=float, help="with --calibration: largest acceptable miss rate (default 0.1)")
     parser.add_argument("--eps", type=float, help="with --calibration: chance that it is larger (default 0.1)")
     parser.add_argument("--sr", action="store_true", help="also write a pseudonymous DICOM Structured Report per exam")
     parser.add_argument("--explain", type=int, default=0, metavar="N", help="explain the N exams nearest the threshold")
     arguments = parser.parse_args()
-    overrides: dict[str, Any] = {
-        "run_dir": str(arguments.model),
-        "input": str(arguments.input),
-        "output": str(arguments.output),
+    overrides = {"run_dir": str(arguments.model)} | {
+        name: str(value) if isinstance(value, Path) else value
+        for name in ("input", "output", "calibration", "labels", "alpha", "eps", "threads", "sr", "explain")
+        if (value := getattr(arguments, name)) is not None
     }
-    for name in ("threads", "alpha", "eps", "sr", "explain"):
-        if getattr(arguments, name) is not None:
-            overrides[name] = getattr(arguments, name)
-    overrides["calibration"] = [str(path) for path in arguments.calibration or ()]
     with user_errors():
-        if not arguments.calibration and (arguments.alpha is not None or arguments.eps is not None):
-            raise InputError("--alpha and --eps set the threshold of a calibration cohort: give --calibration too.")
+        if arguments.calibration is None and not {"labels", "alpha", "eps"}.isdisjoint(overrides):
+            raise InputError("--labels, --alpha and --eps belong to a calibration cohort: give --calibration too.")
         if arguments.explain < 0:
             raise InputError(f"--explain must be 0 or more, got {arguments.explain}.")
         if arguments.key_file and arguments.output.resolve() in arguments.key_file.resolve().parents:

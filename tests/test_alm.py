@@ -1,5 +1,6 @@
 import math
 import re
+from dataclasses import asdict
 from fractions import Fraction
 from importlib import import_module
 from typing import Any
@@ -8,12 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import brentq
 from torch import Tensor, nn
 
 import mri_alm.alm
-from mri_alm import AugmentedLagrangian, MuSchedule
+from mri_alm import AugmentedLagrangian, MuSchedule, RankingConstraint
 from mri_alm.errors import InputError
 from mri_alm.losses import BinaryCrossEntropy
+from mri_alm.schedule import preset
 
 cooper: Any = import_module("cooper")  # re-exports its names without saying so
 
@@ -38,9 +41,11 @@ class Weighted(nn.Module):
         return (logits * torch.arange(1, len(logits) + 1)).sum()
 
 
-def objective(base: nn.Module | None = None, samples: int = 6, **options: Any) -> AugmentedLagrangian:
-    defaults: dict[str, Any] = {"score": "logit", "mu": 0.1}
-    return AugmentedLagrangian(base or Zero(), samples, **defaults | options)
+def objective(base: nn.Module | None = None, samples: int = 6, mu: Any = 0.1, **options: Any) -> AugmentedLagrangian:
+    """Options that are fields of the constraint go there, the others to the Lagrangian itself."""
+    fields = {name: options.pop(name) for name in list(options) if name in RankingConstraint.__dataclass_fields__}
+    constraint = RankingConstraint(**{"score": "logit"} | fields)
+    return AugmentedLagrangian(base or Zero(), samples, mu=mu, constraint=constraint, **options)
 
 
 def worked_step(**options: Any) -> tuple[AugmentedLagrangian, Tensor, Tensor]:
@@ -82,6 +87,17 @@ def test_one_step_moves_the_multipliers_of_its_own_samples_only() -> None:
     assert alm.multipliers[STEP_INDEX[3:]].tolist() == [0, 0, 0]
 
 
+def test_official_head_counts_the_last_positive_only_and_moves_every_multiplier() -> None:
+    choice = preset("official_head")
+    alm, logits, loss = worked_step(acting=choice.acting, score=choice.score)
+    assert loss.item() == pytest.approx(2321 / 4500, rel=1e-14)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert logits.grad is not None
+    assert logits.grad.tolist() == pytest.approx([0, 0, -37 / 75, 37 / 150, 0, 37 / 150], abs=1e-15)
+    alm.dual_step()
+    assert alm.multipliers[STEP_INDEX[:3]].tolist() == pytest.approx([16 / 25, 27 / 25, 111 / 50], rel=1e-14)
+
+
 def test_step_uses_the_multipliers_from_before_it_and_a_second_dual_step_does_nothing() -> None:
     alm, _, loss = worked_step()
     assert loss.item() == pytest.approx(784 / 1125, rel=1e-14)  # with lambda of before, not 16/25 ...
@@ -118,16 +134,41 @@ AUC_TRACE = (0.7, 0.6, 0.55, 0.5, 0.44, 0.6, 0.5, 0.44)
     ("schedule", "expected"),
     [
         (MuSchedule(), [1, 2, 4, 8, 16, 16, 32, 64]),
-        (MuSchedule(margin=0.05, start_epoch=3, forced_epoch=3), [1, 1, 2, 2, 4, 4, 8, 16]),
+        (preset("official_2022").schedule(), [1, 1, 2, 2, 4, 4, 8, 16]),
         (MuSchedule(cap=5), [1, 2, 4, 5, 5, 5, 5, 5]),
         (MuSchedule(rho=3, start_epoch=4), [1, 1, 1, 3, 9, 9, 27, 81]),
     ],
     ids=["paper", "official", "cap", "late"],
 )
 def test_mu_trace(schedule: MuSchedule, expected: list[int]) -> None:
-    alm = objective(mu=0.5, schedule=schedule)
-    assert [alm.end_epoch(auc)["mu_next"] / 0.5 for auc in AUC_TRACE] == expected
-    assert alm.mu.item() == 0.5 * expected[-1]
+    mu0 = 2.0**-14  # exact, and below 1e-3
+    alm = objective(mu=mu0, schedule=schedule)
+    assert [alm.end_epoch(auc)["mu_next"] / mu0 for auc in AUC_TRACE] == expected
+    assert alm.mu.item() == mu0 * expected[-1]
+
+
+@pytest.mark.parametrize(("mu0", "steps"), [(2.0**-14, 5), (2.0**-9, 3), (0.5, 3)])
+def test_the_official_cap_depends_on_mu0(mu0: float, steps: int) -> None:
+    alm = objective(mu=mu0, schedule=MuSchedule(rho=3, cap="official"))
+    trace = [alm.end_epoch(auc)["mu_next"] for auc in torch.linspace(0.9, 0.1, 9).tolist()]
+    assert trace[-1] == mu0 * 3**steps == max(trace)
+
+
+def test_official_growth_ends_for_good_at_a_perfect_metric() -> None:
+    alm = objective(mu=1.0, schedule=MuSchedule(stop_at_one=True))
+    assert [alm.end_epoch(auc)["mu_next"] for auc in (0.9, 0.8, 1.0, 0.7, 0.6)] == [1, 2, 2, 2, 2]
+    again = objective(mu=1.0, schedule=MuSchedule(stop_at_one=True))
+    again.load_state_dict(alm.state_dict())
+    assert again.end_epoch(0.1)["mu_next"] == 2
+
+
+def test_presets_differ_where_the_paper_and_the_code_do() -> None:
+    paper, code, head = (preset(name) for name in ("paper", "official_2022", "official_head"))
+    assert asdict(paper.schedule()) == asdict(MuSchedule())
+    assert {name for name in asdict(paper) if getattr(paper, name) == getattr(code, name)} == {"acting"}
+    assert asdict(head) == asdict(code) | {"acting": "last"}
+    with pytest.raises(InputError, match='There is no preset "official"'):
+        preset("official")
 
 
 def test_report_tells_the_mu_that_acted_and_the_next() -> None:
@@ -249,7 +290,7 @@ def test_25_steps_equal_cooper() -> None:
     x = torch.randn(samples, 3, dtype=torch.float64) + label[:, None] * 0.3
     ours, theirs = (nn.Linear(3, 1, dtype=torch.float64) for _ in range(2))
     theirs.load_state_dict(ours.state_dict())
-    alm = AugmentedLagrangian(BinaryCrossEntropy(), samples, mu=mu, delta=delta)
+    alm = AugmentedLagrangian(BinaryCrossEntropy(), samples, mu=mu, constraint=RankingConstraint(delta))
     optimizer = torch.optim.SGD(ours.parameters(), lr=0.5)
     problem = CooperProblem(samples, mu, delta)
     roller = cooper.optim.SimultaneousOptimizer(
@@ -388,7 +429,7 @@ def parts(
 
 def test_diagnostics_equal_an_independent_computation() -> None:
     mu, delta = 0.3, 0.1
-    alm = AugmentedLagrangian(BinaryCrossEntropy(), 10, mu=mu, delta=delta)
+    alm = AugmentedLagrangian(BinaryCrossEntropy(), 10, mu=mu, constraint=RankingConstraint(delta))
     alm.multipliers.copy_(torch.linspace(0.1, 1, 10))
     sums: dict[str, list[float]] = {"base": [], "term": [], "base_norm": [], "term_norm": [], "zero": [], "count": []}
     for old, label, index, multiplier in two_batches(alm):
@@ -443,9 +484,9 @@ def test_recording_diagnostics_leaves_value_and_gradient_alone() -> None:
 @pytest.mark.parametrize("normalisation", ["paper", "mean"])
 def test_auto_measures_the_first_epoch_and_sets_mu0(normalisation: Any) -> None:
     ratio, delta = 0.2, 0.3
-    alm = AugmentedLagrangian(
-        BinaryCrossEntropy(), 10, mu="auto", delta=delta, normalisation=normalisation, auto_ratio=ratio
-    )
+    constraint = RankingConstraint(delta, normalisation=normalisation)
+    schedule = MuSchedule(auto_ratio=ratio)
+    alm = AugmentedLagrangian(BinaryCrossEntropy(), 10, mu="auto", constraint=constraint, schedule=schedule)
     norms = [0.0, 0.0]
     for logits, label, index, multiplier in two_batches(alm):
         assert logits.grad is not None
@@ -464,7 +505,7 @@ def test_auto_measures_the_first_epoch_and_sets_mu0(normalisation: Any) -> None:
 
 
 def test_auto_starts_at_the_ratio_asked_for() -> None:
-    alm = AugmentedLagrangian(BinaryCrossEntropy(), 5, mu="auto", auto_ratio=0.2)
+    alm = AugmentedLagrangian(BinaryCrossEntropy(), 5, mu="auto", schedule=MuSchedule(auto_ratio=0.2))
     logits, label = torch.randn(5, generator=torch.Generator().manual_seed(0)), torch.tensor([1, 0, 0, 1, 0])
     ratios = []
     for _ in range(2):  # the same batch once an epoch, without a step of the weights or the multipliers
@@ -474,7 +515,7 @@ def test_auto_starts_at_the_ratio_asked_for() -> None:
 
 
 def test_auto_measures_on_when_nothing_was_violated() -> None:
-    alm = AugmentedLagrangian(BinaryCrossEntropy(), 2, mu="auto", delta=0.1)
+    alm = AugmentedLagrangian(BinaryCrossEntropy(), 2, mu="auto", constraint=RankingConstraint(0.1))
     good, bad = torch.tensor([3.0, -3.0]), torch.tensor([-3.0, 3.0])
     for logits, mu_is_set in ((good, False), (bad, True)):
         alm(logits.requires_grad_(), torch.tensor([1, 0]), torch.arange(2))
@@ -530,10 +571,17 @@ def test_state_of_another_cohort_is_refused() -> None:
         ({"mu": "Auto"}, 'mu0 must be a number >= 0 or "auto", got "Auto"'),
         ({"delta": -0.1}, "delta must be 0 or more, got -0.1"),
         ({"delta": math.nan}, "delta must be 0 or more, got nan"),
-        ({"score": "logits"}, 'score must be "probability" or "logit", got "logits"'),
-        ({"normalisation": "sum"}, 'normalisation must be "paper" or "mean", got "sum"'),
-        ({"auto_ratio": 0}, "mu0_ratio must be greater than 0, got 0"),
-        ({"auto_ratio": math.nan}, "mu0_ratio must be greater than 0, got nan"),
+        ({"score": "logits"}, 'score must be one of probability, logit, log_odds, got "logits"'),
+        ({"normalisation": "sum"}, 'normalisation must be one of paper, mean, got "sum"'),
+        ({"acting": "first"}, 'acting must be one of all, last, got "first"'),
+        ({"dual_update": "never"}, 'dual_update must be one of per_visit, per_epoch, got "never"'),
+        ({"per": "sample"}, 'per must be one of positive, negative, pair, got "sample"'),
+        ({"per": "pair", "critical": [1]}, 'Constraints per "pair" exist for two classes with one logit only'),
+        ({"per": "pair", "samples": 20_001}, "Constraints per pair are for 20000 samples at most, got 20001"),
+        ({"scale": 0.0}, "scale must be greater than 0, got 0.0"),
+        ({"bank": -1}, "bank must be 0 or more, and 0 unless constraints are binary per positive, got -1"),
+        ({"bank": 5, "per": "negative"}, "bank must be 0 or more, and 0 unless constraints are binary"),
+        ({"bank": 5, "critical": [1]}, "bank must be 0 or more, and 0 unless constraints are binary"),
     ],
 )
 def test_arguments_out_of_range(options: dict[str, Any], message: str) -> None:
@@ -550,11 +598,14 @@ def test_arguments_out_of_range(options: dict[str, Any], message: str) -> None:
         ({"margin": math.nan}, "mu_margin must be 0 or more, got nan"),
         ({"cap": 0.5}, "mu_cap is a multiple of mu0 and must be 1 or more"),
         ({"cap": math.nan}, "mu_cap is a multiple of mu0 and must be 1 or more"),
+        ({"cap": "none"}, 'mu_cap must be a number, "official" or None, got "none"'),
+        ({"auto_ratio": 0}, "mu0_ratio must be greater than 0, got 0"),
+        ({"auto_ratio": math.nan}, "mu0_ratio must be greater than 0, got nan"),
     ],
 )
-def test_schedule_out_of_range(options: dict[str, float], message: str) -> None:
+def test_schedule_out_of_range(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
-        MuSchedule(**options)  # type: ignore[arg-type]
+        MuSchedule(**options)
 
 
 def test_the_loop_of_the_module_s_documentation_runs() -> None:
@@ -582,3 +633,158 @@ def test_the_loop_of_the_module_s_documentation_runs() -> None:
     exec("\n".join(epoch), scope)  # noqa: S102
     assert scope["objective"].multipliers.count_nonzero() > 0
     assert scope["objective"].epoch == 1
+
+
+# --- Several classes, other owners ----------------------------------------------------------------------------------
+
+SOFTMAX = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.6, 0.2], [0.1, 0.1, 0.8], [0.4, 0.4, 0.2]], dtype=torch.float64)
+CLASSES = torch.tensor([2, 0, 1, 2])
+
+
+class ZeroClasses(nn.Module):
+    """A base loss of zero for several classes."""
+
+    def forward(self, logits: Tensor, label: Tensor) -> Tensor:
+        assert label.dtype == torch.int64
+        return 0 * logits.sum()
+
+
+@pytest.mark.parametrize(("kind", "q"), [(1, 0.8), (2, 1.5)])
+def test_multi_class_step(kind: int, q: float) -> None:
+    alm = objective(ZeroClasses(), samples=9, delta=0.1, critical=[2], kind=kind, score="probability")
+    alm.multipliers[5] = 2.0
+    loss = alm(SOFTMAX.log().requires_grad_(), CLASSES, torch.tensor([5, 0, 1, 7]))
+    assert loss.item() == pytest.approx(0.1 / (2 * 4) * 2 * q**2 + 2 * q / 4, rel=1e-12)
+    alm.dual_step()
+    assert alm.multipliers.tolist() == pytest.approx([0, 0, 0, 0, 0, 2 + 0.1 * q, 0, 0.1 * q, 0], rel=1e-12)
+
+
+def test_two_columns_are_the_binary_constraint_in_log_odds_and_probability() -> None:
+    two = torch.stack([torch.zeros(6, dtype=torch.float64), torch.tensor(STEP_SCORE, dtype=torch.float64)], 1)
+    for score in ("log_odds", "probability"):
+        binary = objective(score=score)(two[:, 1], STEP_LABEL, STEP_INDEX)
+        columns = objective(ZeroClasses(), score=score, critical=[1])(two + 0.7, STEP_LABEL, STEP_INDEX)
+        assert columns.item() == pytest.approx(binary.item(), rel=1e-12)
+
+
+# Low to high, as in the paper's toy example, with mu = D = 1 and lambda = 0. What the two swaps save is reversed for
+# constraints per negative, and equal for pairs.
+TOY, LOWEST_POSITIVE, HIGHEST_NEGATIVE = "NNPNNPPNPP", "NNNPNPPNPP", "NNPNNPNPPP"
+
+
+@pytest.mark.parametrize(
+    ("per", "drops"),
+    [
+        ("positive", (Fraction(39, 50), Fraction(19, 50))),
+        ("negative", (Fraction(19, 50), Fraction(39, 50))),
+        ("pair", (Fraction(13, 50), Fraction(13, 50))),
+    ],
+)
+def test_who_owns_a_constraint_decides_which_end_of_the_curve_is_mended(
+    per: Any, drops: tuple[Fraction, Fraction]
+) -> None:
+    def cost(order: str) -> float:
+        alm = objective(samples=10, mu=1.0, delta=0, per=per)
+        label = torch.tensor([letter == "P" for letter in order]).long()
+        return alm(torch.arange(10, dtype=torch.float64), label, torch.arange(10)).item()
+
+    saved = [cost(TOY) - cost(order) for order in (LOWEST_POSITIVE, HIGHEST_NEGATIVE)]
+    assert saved == pytest.approx([float(drop) for drop in drops], rel=1e-12)
+
+
+def test_a_pair_has_a_multiplier_of_its_own() -> None:
+    alm = objective(samples=4, mu=0.5, delta=1.0, per="pair")
+    logits = torch.tensor([0.0, 2.0, 0.5, -3.0], dtype=torch.float64, requires_grad=True)
+    alm(logits, torch.tensor([1, 1, 0, 0]), torch.tensor([3, 0, 1, 2]))
+    alm.dual_step()
+    moved = alm.multipliers.view(4, 4)
+    assert moved[3, 1] == 0.75  # 0.5 * (1 - (0 - 0.5)); all others win by the margin
+    assert moved.count_nonzero() == 1
+
+
+def test_a_constraint_per_negative_moves_the_negatives() -> None:
+    alm = objective(samples=4, mu=0.5, delta=1.0, per="negative")
+    logits = torch.tensor([0.0, 2.0, 0.5, -3.0], dtype=torch.float64, requires_grad=True)
+    alm(logits, torch.tensor([1, 1, 0, 0]), torch.tensor([3, 0, 1, 2]))
+    alm.dual_step()
+    assert alm.multipliers.tolist() == [0, 0.75, 0, 0]
+
+
+# --- Validation, mixed precision ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("normalisation", ["paper", "mean"])
+def test_diagnose_measures_and_moves_nothing(normalisation: str) -> None:
+    alm = objective(BinaryCrossEntropy(), delta=0.25, normalisation=normalisation)
+    before = {name: tensor.clone() for name, tensor in alm.state_dict().items()}
+    found = alm.diagnose(torch.tensor(STEP_SCORE)[:, None], STEP_LABEL)
+    q = [1.4, 0.8, 2.2]
+    assert found["violation"] == pytest.approx(sum(q) / 9, rel=1e-6)
+    assert found["satisfied"] == 0
+    expected = nn.functional.binary_cross_entropy_with_logits(torch.tensor(STEP_SCORE), STEP_LABEL.float())
+    assert found["loss"] == pytest.approx(expected.item(), rel=1e-6)
+    alm.dual_step()
+    assert all(
+        torch.equal(tensor, before[name]) for name, tensor in alm.state_dict().items() if name != "previous_metric"
+    )
+    assert alm.end_epoch(0.5)["base_loss"] == 0
+    assert alm.diagnose(torch.tensor([3.0, -3.0]), torch.tensor([1, 0]))["satisfied"] == 1
+    assert alm.diagnose(torch.tensor([3.0, 3.0]), torch.tensor([1, 1]))["satisfied"] == 0  # nothing to satisfy
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_scores_enter_in_float32(dtype: torch.dtype) -> None:
+    logits = (torch.arange(256) % 16).to(dtype)  # exact in both types; q would overflow or round in them
+    label, index = (torch.arange(256) % 8 == 0).long(), torch.arange(256)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = objective(samples=256, delta=64)(logits.requires_grad_(), label, index)
+    full = objective(samples=256, delta=64)(logits.detach().double(), label, index)
+    assert half.dtype == torch.float32
+    assert half.item() == pytest.approx(full.item(), rel=1e-6)
+
+
+def test_no_dual_step_when_the_scaler_skipped_the_optimiser_s() -> None:
+    weight = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    alm = AugmentedLagrangian(BinaryCrossEntropy(), 4, mu=0.5)
+    moved = []
+    for factor in (1.0, 1e38, 1.0):  # the second step's scaled gradient is infinite
+        optimizer.zero_grad()
+        x = torch.tensor([-1.0, 1, 2, 3])
+        logits = weight * x * factor - x
+        scaler.scale(alm(logits, torch.tensor([1, 1, 0, 0]), torch.arange(4))).backward()
+        before, scale = alm.multipliers.clone(), scaler.get_scale()
+        scaler.step(optimizer)
+        scaler.update()
+        alm.dual_step(skip=scaler.get_scale() < scale)
+        moved.append(bool((alm.multipliers != before).any()))
+        weight.data.zero_()
+    assert moved == [True, False, True]
+
+
+def test_theoretical_insight_the_error_of_a_negative_that_weighs_like_a_positive_s() -> None:
+    """M = 3, N = 5, all else 1, Delta_P = 2: Delta_diff = 6.2969 with the paper's updated lambda (it prints 7.2172).
+
+    As there, the pair of the two mis-ranked samples is left out: either error stands in a batch of its own.
+    """
+
+    def weight(score: list[float], positives: int) -> float:
+        label = torch.tensor([1] * positives + [0] * (len(score) - positives))
+        alm = objective(samples=len(score), mu=1.0, delta=0)
+        alm.multipliers.fill_(1)
+        logits = torch.tensor(score, dtype=torch.float64, requires_grad=True)
+        alm(logits, label, torch.arange(len(score)))
+        alm.dual_step()
+        return alm(logits, label, torch.arange(len(score))).item() * positives * (len(score) - positives)
+
+    def of_positive(error: float) -> float:
+        return weight([-error, 0, 1, 2, 3], 1)  # below the four other negatives
+
+    def of_negative(error: float) -> float:
+        return weight([0, -1, error], 2)  # above the two other positives
+
+    def surplus(difference: float) -> float:
+        return (of_positive(2) - of_positive(0)) - (of_negative(2 + difference) - of_negative(0))
+
+    assert brentq(surplus, 0, 20) == pytest.approx(6.2969, abs=5e-5)

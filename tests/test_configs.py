@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from small_cohort import CONFIG, SETTINGS, train, workflow
 import mri_alm
 from mri_alm.bundle import check_names, check_values, check_words, choose
 from mri_alm.errors import InputError
+from mri_alm.files import load_tensors
 from mri_alm.job import phantom_cohort
+from mri_alm.schedule import preset
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 ENTRIES = [path for path in sorted(CONFIGS.glob("*.json")) if path.name != "metadata.json"]
@@ -19,10 +22,14 @@ META = json.loads((CONFIGS / "metadata.json").read_text())
 LOSSES = sorted(json.loads((CONFIGS / "parts" / "losses.json").read_text()))
 
 
+OVERLAYS = {"multi_gpu.json": "prostate_alm.json"}  # given after another config, whose keys they replace
+
+
 def resolved(entry: Path) -> dict[str, Any]:
     """An entry config with its macros replaced, as MONAI sees it."""
     parser = ConfigParser()
-    parser.read_config(str(entry))
+    below = [str(CONFIGS / OVERLAYS[entry.name])] if entry.name in OVERLAYS else []
+    parser.read_config([*below, str(entry)])
     parser.resolve_macro_and_relative_ids()
     config: dict[str, Any] = parser.get()
     return config
@@ -175,15 +182,23 @@ def test_a_setting_that_cannot_be_meant_is_refused_at_once(
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ({"loss": "a_fll"}, 'There is no loss "a_fll". Did you mean "a_fl"? Choose one of: bce, w_bce, s_fl, a_fl'),
+        (
+            {"loss": "a_fll"},
+            'There is no loss "a_fll". Did you mean "a_fl"? Choose one of: bce, w_bce, cb_bce, s_fl, a_fl',
+        ),
         ({"loss": "hinge"}, 'There is no loss "hinge". Choose one of: bce'),
         ({"mu0": -1}, 'mu0 must be a number >= 0 or "auto", got -1'),
         ({"mu0": "Auto"}, 'mu0 must be a number >= 0 or "auto", got "Auto"'),
         ({"rho": 0.5}, "rho must be greater than 1, got 0.5"),
         ({"mu_cap": 0.5}, "mu_cap is a multiple of mu0 and must be 1 or more"),
         ({"mu0_ratio": 0}, "mu0_ratio must be greater than 0, got 0"),
-        ({"score": "logits"}, 'score must be "probability" or "logit", got "logits"'),
-        ({"normalisation": "none "}, 'normalisation must be "paper" or "mean", got "none "'),
+        ({"score": "logits"}, 'score must be one of probability, logit, log_odds, got "logits"'),
+        ({"normalisation": "none "}, 'normalisation must be one of paper, mean, got "none "'),
+        ({"preset": "code"}, 'There is no preset "code". Choose one of: default, paper, official_2022, official_head'),
+        ({"checkpoint_rule": "last"}, 'checkpoint_rule must be one of best, official, got "last"'),
+        ({"patience": 0}, "patience must be 1 or more epochs, or None to train them all, got 0"),
+        ({"positives_per_batch": 8}, "positives_per_batch must lie between 1 and 7, got 8"),
+        ({"constraint_per": "pair", "bank": 3}, "bank must be 0 or more, and 0 unless"),
         ({"features": []}, "Each path needs a channel and a stage: got"),
         ({"validation": 1.5}, "validation must lie between 0 and 1, got 1.5"),
         ({"validation": 0.05}, "splits that hold out 0.05 of each class need at least 20 of either"),
@@ -238,12 +253,34 @@ def test_every_loss_trains_an_epoch(manifest: Path, tmp_path: Path, loss: str) -
         {"norm": ["instance", {"affine": True}], "dropout": 0.2, "batch_size": 7},
         {"bfloat16": True},
         {"blank": ["t2"]},
+        {"preset": "paper", "mu0": 1e-3},
+        {"preset": "official_2022", "mu0": 1e-3, "loss": "s_fl"},
+        {"preset": "official_head", "mu0": 1e-3, "loss": "cb_bce", "score": "probability"},
+        {"dual_update": "per_epoch", "bank": 16, "positives_per_batch": 2, "micro_batch": 3, "patience": 1},
+        {"constraint_per": "negative", "mu0": 1e-3},
+        {"constraint_per": "pair", "mu0": 1e-3},
     ],
     ids=str,
 )
 def test_other_settings_train(manifest: Path, tmp_path: Path, override: dict[str, Any]) -> None:
     run = train(manifest, tmp_path / "run", splits=1, max_epochs=1, **override)
     assert (run / "scores.csv").exists()
+    name = override.get("preset", "default")
+    settings = json.loads((run / "config.json").read_text())["settings"]
+    assert settings["score"] == override.get("score", preset(name).score)  # also where the preset says it
+    for record in (
+        json.loads((run / "split_0" / "split.json").read_text()),
+        load_tensors(run / "split_0" / "model.pt"),
+    ):
+        assert record["preset"] == settings["preset"] == name
+
+
+def test_a_preset_reaches_everything_it_names(manifest: Path, tmp_path: Path) -> None:
+    parser = workflow(manifest, tmp_path, preset="official_head", loss="a_fl", mu_margin=0.1).parser
+    objective = parser.get_parsed_content("objective_def")
+    assert objective.schedule == replace(preset("official_head"), mu_margin=0.1).schedule()
+    assert (objective.constraint.score, objective.acting, objective.base.log_offset) == ("logit", "last", 1e-4)
+    assert parser.get_parsed_content("epoch_end").selection.rule == "official"
 
 
 def test_blanking_a_sequence_leaves_nothing_of_it(manifest: Path, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
+import math
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,9 +9,11 @@ from ignite.engine import Engine, Events
 from monai.data import Dataset
 from monai.transforms import Compose, RandFlipd
 from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from mri_alm import AugmentedLagrangian
-from mri_alm.engine import AutocastInferer, EpochEnd, EpochSeed, IndexedTrainer
+from mri_alm.batches import ProcessShare
+from mri_alm.engine import AutocastInferer, EpochEnd, EpochSeed, IndexedTrainer, Selection
 from mri_alm.errors import InputError
 from mri_alm.files import load_tensors, save_tensors
 from mri_alm.losses import BinaryCrossEntropy
@@ -29,14 +31,17 @@ class Net(nn.Module):
         return logits
 
 
-class Validator:
-    """Stands in for the evaluator: what it last measured."""
+class Validator(Engine):
+    """Stands in for the evaluator: predicts three exams, and says what it is told to have measured."""
 
     def __init__(self, *aucs: float) -> None:
+        label, index = torch.tensor([[1.0], [0.0], [0.0]]), torch.arange(3)
+        super().__init__(lambda _, __: {"pred": torch.tensor([[0.2], [0.9], [-1.0]]), "label": label})
         self.aucs = iter(aucs)
-        self.state = SimpleNamespace(metrics={"val_auc": 0.0})
+        self.batches = [{"index": index}]
 
     def measure(self) -> None:
+        self.run(self.batches)
         self.state.metrics["val_auc"] = next(self.aucs)
 
 
@@ -48,21 +53,25 @@ def data() -> list[dict[str, Any]]:
     ]
 
 
-def training(folder: Path, *aucs: float, guard: str = "guard", samples: int = SAMPLES) -> tuple[Any, EpochEnd]:
+def training(
+    folder: Path, *aucs: float, guard: str = "guard", samples: int = SAMPLES, **selection: Any
+) -> tuple[Any, EpochEnd]:
     torch.manual_seed(1)
     network = Net()
     optimizer = torch.optim.Adam(network.parameters(), lr=0.05)
     objective = AugmentedLagrangian(BinaryCrossEntropy(), samples, mu=0.5)
     validator, dataset = Validator(*aucs), Dataset(data(), Compose([RandFlipd("image", prob=0.5, spatial_axis=0)]))
-    end = EpochEnd(folder, network, optimizer, objective, validator, guard=guard)
+    chosen = Selection(**selection)
+    end = EpochEnd(folder, network, optimizer, objective, validator, guard=guard, preset="paper", selection=chosen)
+    batches = ProcessShare(BatchSampler(RandomSampler(dataset), 5, drop_last=False))
     trainer = IndexedTrainer(
         max_epochs=len(aucs),
         device=torch.device("cpu"),
-        train_data_loader=torch.utils.data.DataLoader(dataset, batch_size=5, shuffle=True),
+        train_data_loader=DataLoader(dataset, batch_sampler=batches),
         network=network,
         optimizer=optimizer,
         loss_function=objective,
-        train_handlers=[EpochSeed(3, dataset)],
+        train_handlers=[EpochSeed(3, dataset, batches)],
         decollate=False,
     )
     trainer.add_event_handler(Events.EPOCH_COMPLETED, validator.measure)
@@ -121,6 +130,18 @@ def test_inferer_computes_in_bfloat16_and_gives_float32() -> None:
     assert not torch.equal(plain, fast)
 
 
+def test_inferer_computes_in_parts_while_training() -> None:
+    seen: list[int] = []
+    network, image = Net(), torch.randn(7, 1, 3)
+    network.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
+    inferer = AutocastInferer(micro_batch=3)
+    torch.testing.assert_close(inferer(image, network), network.linear(image.flatten(1)))
+    assert seen == [3, 3, 1]
+    with torch.no_grad():
+        inferer(image, network)
+    assert seen == [3, 3, 1, 7]
+
+
 # --- Seeds ----------------------------------------------------------------------------------------------------------
 
 
@@ -129,7 +150,7 @@ def test_an_epoch_s_order_and_augmentation_depend_on_seed_and_epoch_only() -> No
         torch.manual_seed(noise)
         dataset = Dataset([{"image": torch.arange(3.0)[None]}] * 40, Compose([RandFlipd("image", 0.5, 0)]))
         engine = Engine(lambda *_: None)
-        EpochSeed(seed, dataset).attach(engine)
+        EpochSeed(seed, dataset, ProcessShare([])).attach(engine)
         engine.state.epoch = number
         engine.fire_event(Events.EPOCH_STARTED)
         return [torch.rand(1).item(), *[dataset[i]["image"].flatten().tolist() for i in range(40)]]
@@ -150,9 +171,9 @@ def test_the_best_model_is_kept_the_earlier_one_on_a_tie(tmp_path: Path) -> None
         Events.EPOCH_COMPLETED, lambda: weights.append({k: v.clone() for k, v in trainer.network.state_dict().items()})
     )
     trainer.run()
-    assert end.best == {"auc": 0.8, "epoch": 2}
+    assert (end.selection.best["auc"], end.selection.best["epoch"]) == (0.8, 2)
     model = load_tensors(tmp_path / "model.pt")
-    assert model.keys() == {"model", "guard"}
+    assert model.keys() == {"model", "guard", "preset"}
     torch.testing.assert_close(dict(model["model"]), weights[1], rtol=0, atol=0)
     last = load_tensors(tmp_path / "last.pt")
     torch.testing.assert_close(dict(last["model"]), weights[3], rtol=0, atol=0)
@@ -172,6 +193,71 @@ def test_tensorboard_has_every_figure_of_every_epoch(tmp_path: Path) -> None:
     assert set(events.Tags()["scalars"]) == set(end.history[0])
     for name in end.history[0]:
         assert [event.value for event in events.Scalars(name)] == pytest.approx([epoch[name] for epoch in end.history])
+
+
+def test_every_epoch_tells_what_the_constraint_does_on_the_validation_set(tmp_path: Path) -> None:
+    """Three exams of logits 0.2 (positive), 0.9, -1: by hand, as probabilities with delta 0.25."""
+    trainer, end = training(tmp_path, 0.6, 0.8)
+    trainer.run()
+    high, low, own = (1 / (1 + math.exp(-z)) for z in (0.9, -1.0, 0.2))
+    q = 0.25 - own + high + max(0.0, 0.25 - own + low)
+    for report in end.history:
+        assert report["val_violation"] == pytest.approx(q / 2, rel=1e-6)
+        assert report["val_satisfied"] == 0
+        assert report["val_loss"] == pytest.approx(-(math.log(own) + math.log(1 - high) + math.log(1 - low)) / 3)
+    assert end.parts["objective"].multipliers.count_nonzero() == 4  # those of the training's positives alone
+
+
+def test_training_stops_when_there_is_no_better_epoch_and_stays_stopped(tmp_path: Path) -> None:
+    trainer, end = training(tmp_path, 0.6, 0.8, 0.7, 0.75, 0.9, patience=2)
+    trainer.run()
+    assert [report["val_auc"] for report in end.history] == [0.6, 0.8, 0.7, 0.75]
+    again, end = training(tmp_path, *[0.9] * 5, patience=2)
+    assert end.finished(again)
+    more, end = training(tmp_path, *[0.9] * 5, patience=3)
+    assert not end.finished(more)
+
+
+def test_the_official_rule_breaks_ties_by_the_validation_loss() -> None:
+    def kept(rule: Any, *epochs: tuple[float, float, float]) -> list[bool]:
+        selection = Selection(rule=rule)
+        names = ("val_auc", "val_loss", "train_auc")
+        return [
+            selection.improves({"epoch": n} | dict(zip(names, values, strict=True)))
+            for n, values in enumerate(epochs, 1)
+        ]
+
+    tie = [(0.8, 0.5, 0.9), (0.8, 0.4, 0.9), (0.8, 0.4, 0.9), (0.8, 0.3, 0.74), (0.9, 0.9, 0.5)]
+    assert kept("best", *tie) == [True, False, False, False, True]
+    assert kept("official", *tie) == [True, True, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rule": "latest"}, 'checkpoint_rule must be one of best, official, got "latest"'),
+        ({"patience": 0}, "patience must be 1 or more epochs, or None to train them all, got 0"),
+    ],
+)
+def test_selection_out_of_range(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Selection(**options)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.cuda.amp.GradScaler:FutureWarning", "ignore:.*CUDA is not available:UserWarning"
+)
+def test_no_dual_step_when_the_gradient_scaler_skipped_the_optimiser(tmp_path: Path) -> None:
+    trainer, _ = training(tmp_path, 0.6)
+    scaler = torch.amp.GradScaler("cpu")
+    trainer.network.linear.weight.register_hook(lambda gradient: gradient / 0)
+    trainer.amp = True
+    trainer.add_event_handler(Events.STARTED, lambda: setattr(trainer, "scaler", scaler))  # MONAI's is for CUDA only
+    before = {name: value.clone() for name, value in trainer.network.state_dict().items()}
+    trainer.run()
+    assert scaler.get_scale() < 2.0**16
+    assert all(torch.equal(value, before[name]) for name, value in trainer.network.state_dict().items())
+    assert trainer.loss_function.multipliers.count_nonzero() == 0
 
 
 AUCS = (0.6, 0.8, 0.7, 0.75, 0.5)
@@ -196,7 +282,7 @@ def test_a_run_broken_off_after_any_epoch_ends_bit_for_bit_the_same(tmp_path: Pa
         assert all(torch.equal(states[0][part][k].nan_to_num(-1), states[1][part][k].nan_to_num(-1))
                    for k in states[0][part])  # fmt: skip
     assert states[0]["objective"]["multipliers"].max() > 0
-    for key in ("best", "history", "guard"):
+    for key in ("best", "history", "guard", "preset"):
         assert states[0][key] == states[1][key]
     for whole_state, broken_state in zip(
         states[0]["optimizer"]["state"].values(), states[1]["optimizer"]["state"].values(), strict=True
@@ -215,7 +301,7 @@ def test_a_worse_epoch_after_a_resume_does_not_replace_the_best_model(tmp_path: 
     resumed.state.max_epochs = 2
     resumed.run()
     assert len(end.history) == 2
-    assert end.best["epoch"] == 1
+    assert end.selection.best["epoch"] == 1
     found = load_tensors(tmp_path / "model.pt")["model"]
     assert all(torch.equal(best[k], found[k]) for k in best)
 
@@ -242,7 +328,7 @@ def test_a_crash_between_the_two_files_is_repaired_by_the_next_start(
     resumed.run()
     found = load_tensors(tmp_path / "model.pt")["model"]
     assert all(torch.equal(written[k], found[k]) for k in written)
-    assert end.best == {"auc": 0.8, "epoch": 2}
+    assert (end.selection.best["auc"], end.selection.best["epoch"]) == (0.8, 2)
 
 
 def test_a_checkpoint_of_another_cohort_or_split_is_refused(tmp_path: Path) -> None:

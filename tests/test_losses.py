@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from monai.bundle import ConfigParser
+from monai.losses import AUCMLoss
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from mri_alm import losses, losses_multiclass
+from mri_alm import losses, losses_monai, losses_multiclass
 from mri_alm.errors import InputError
 from mri_alm.losses import (
     AsymmetricFocal,
@@ -22,9 +23,12 @@ from mri_alm.losses import (
     WeightedBinaryCrossEntropy,
     class_balanced_weights,
 )
+from mri_alm.losses_monai import AUCMargin
 from mri_alm.losses_multiclass import (
     LDAM,
+    BinaryLDAM,
     ClassBalancedCrossEntropy,
+    CosineContrast,
     CrossEntropy,
     MulticlassAsymmetricFocal,
     MulticlassAsymmetricMargin,
@@ -46,6 +50,12 @@ BINARY: dict[str, nn.Module] = {
     "s_ml": SymmetricMargin(4.0),
     "a_ml": AsymmetricMargin(4.0),
     "mbauc": MiniBatchAUC(),
+    "ldam": BinaryLDAM(COUNTS),
+    "aucm": AUCMargin(),
+    "s_fl_offset": SymmetricFocal(0.5, log_offset=1e-4),
+    "a_fl_offset": AsymmetricFocal(0.5, log_offset=1e-4),
+    "s_ml_offset": SymmetricMargin(4.0, log_offset=1e-4),
+    "a_ml_offset": AsymmetricMargin(4.0, log_offset=1e-4),
 }
 MULTICLASS: dict[str, nn.Module] = {
     "ce": CrossEntropy(),
@@ -82,10 +92,10 @@ def value(loss: nn.Module, logits: object, label: list[int]) -> float:
 
 
 def test_the_table_is_complete() -> None:
-    tested = {type(loss) for loss in (*BINARY.values(), *MULTICLASS.values())} | {NormalizedLinear}
+    tested = {type(loss) for loss in (*BINARY.values(), *MULTICLASS.values())} | {NormalizedLinear, CosineContrast}
     public = {
         value
-        for module in (losses, losses_multiclass)
+        for module in (losses, losses_multiclass, losses_monai)
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, nn.Module) and value.__module__ == module.__name__
     }
@@ -145,9 +155,12 @@ def test_finite_in_the_tails(loss: nn.Module, classes: int, size: float) -> None
     assert logits.grad.isfinite().all()
 
 
-@pytest.mark.parametrize(("loss", "classes"), EVERY)
+# A constant inside the logarithm, as in the authors' code, kills the gradient; so does a surrogate of probabilities.
+PULLED = [case for case in EVERY if case.id != "aucm" and not str(case.id).endswith("_offset")]
+
+
+@pytest.mark.parametrize(("loss", "classes"), PULLED)
 def test_badly_wrong_samples_are_still_pulled(loss: nn.Module, classes: int) -> None:
-    # A constant inside the logarithm, as in the authors' code, kills this gradient.
     if classes:
         logits, label = 80 * torch.eye(3).roll(1, 1), torch.arange(3)
     else:
@@ -368,6 +381,8 @@ def test_class_balancing_differs_from_torch_only_in_the_divisor() -> None:
         (lambda: LDAM((5, 0)), "at least one training sample"),
         (lambda: LDAM(COUNTS, max_margin=-1), "max_margin"),
         (lambda: LDAM(COUNTS, scale=0), "scale must be > 0"),
+        (lambda: BinaryLDAM(COUNTS3), r"counts must be \(negatives, positives\), got 3 numbers"),
+        (lambda: SymmetricFocal(1, log_offset=-1e-4), "log_offset must be a finite number >= 0, got -0.0001"),
     ],
 )
 def test_bad_parameters(build: Callable[[], nn.Module], message: str) -> None:
@@ -375,14 +390,28 @@ def test_bad_parameters(build: Callable[[], nn.Module], message: str) -> None:
         build()
 
 
-KNOBS = {"gamma": 1.5, "margin": 0.5, "positive_weight": 8.0}
+class CountedCohort:
+    """As much of a cohort as the losses ask for."""
+
+    def counts(self, split: int) -> tuple[int, int]:
+        return {3: COUNTS}[split]  # type: ignore[return-value]
+
+
+KNOBS = {
+    "gamma": 1.5, "margin": 0.5, "positive_weight": 8.0, "beta": 0.99, "max_margin": 0.4, "ldam_scale": 20.0,
+    "split": 3, "log_offset": 1e-4, "normalise_weights": False, "cohort_data": CountedCohort(),
+}  # fmt: skip
 CONFIGURED = {
     "bce": BinaryCrossEntropy(),
     "w_bce": WeightedBinaryCrossEntropy(8.0),
-    "s_fl": SymmetricFocal(1.5),
-    "a_fl": AsymmetricFocal(1.5),
-    "s_ml": SymmetricMargin(0.5),
-    "a_ml": AsymmetricMargin(0.5),
+    "cb_bce": ClassBalancedBinaryCrossEntropy(COUNTS, 0.99, normalise=False),
+    "s_fl": SymmetricFocal(1.5, log_offset=1e-4),
+    "a_fl": AsymmetricFocal(1.5, log_offset=1e-4),
+    "s_ml": SymmetricMargin(0.5, log_offset=1e-4),
+    "a_ml": AsymmetricMargin(0.5, log_offset=1e-4),
+    "ldam": BinaryLDAM(COUNTS, max_margin=0.4, scale=20),
+    "mbauc": MiniBatchAUC(),
+    "aucm": AUCMargin(),
 }
 
 
@@ -398,3 +427,71 @@ def test_config_part_builds_the_loss_from_the_knobs(name: str) -> None:
     assert type(loss) is type(CONFIGURED[name])
     logits, label = batch(0)
     assert torch.equal(loss(logits, label), CONFIGURED[name](logits, label))
+
+
+# --- The authors' offset, LDAM with one logit, MONAI's AUC-margin loss -----------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loss", "z", "label", "expected"),
+    [
+        (SymmetricMargin(1.0, log_offset=1e-4), 0.5, 1, -math.log(1 / (1 + math.exp(0.5)) + 1e-4)),
+        (AsymmetricMargin(1.0, log_offset=1e-4), 0.5, 0, -math.log(1 / (1 + math.exp(0.5)) + 1e-4)),
+        (SymmetricFocal(2.0, log_offset=1e-4), 0.0, 1, -0.25 * math.log(0.5 + 1e-4)),
+        (AsymmetricFocal(2.0, log_offset=1e-4), 0.0, 1, -math.log(0.5 + 1e-4)),
+        (SymmetricMargin(0.0, log_offset=1e-4), -80.0, 1, -math.log(1e-4)),
+    ],
+)
+def test_offset_inside_the_logarithm(loss: nn.Module, z: float, label: int, expected: float) -> None:
+    assert value(loss, [z], [label]) == pytest.approx(expected, rel=1e-12)
+
+
+def test_with_the_offset_a_badly_wrong_sample_loses_its_gradient() -> None:
+    slopes = []
+    for loss in (AsymmetricMargin(0.0), AsymmetricMargin(0.0, log_offset=1e-4)):
+        logits = torch.tensor([-15.0], dtype=torch.float64, requires_grad=True)
+        slopes.append(torch.autograd.grad(loss(logits, torch.tensor([1])), logits)[0].item())
+    assert slopes == [pytest.approx(-1, abs=1e-6), pytest.approx(0, abs=0.01)]
+
+
+def test_binary_ldam_is_ldam_on_two_columns() -> None:
+    torch.manual_seed(0)
+    features, label = torch.randn(20, 5, dtype=torch.float64), torch.arange(20) % 2
+    head = CosineContrast(5, scale=20.0).double()
+    one = BinaryLDAM(COUNTS, max_margin=0.4, scale=20.0)(head(features).flatten(), label)
+    columns = NormalizedLinear.forward(head, features)
+    two = LDAM(COUNTS, max_margin=0.4, scale=20.0)(columns, label)
+    assert one.item() == pytest.approx(two.item(), rel=1e-12)
+    probability = torch.softmax(20 * columns, 1)[:, 1]
+    torch.testing.assert_close(head(features).sigmoid().flatten(), probability)
+
+
+def test_auc_margin_is_monai_s_on_probabilities() -> None:
+    logits, label = batch(0)
+    ours = AUCMargin(margin=0.8)
+    theirs = AUCMLoss(margin=0.8, version="v2")
+    for loss in (ours.loss, theirs):
+        for name, start in (("a", 0.7), ("b", 0.2), ("alpha", 0.3)):
+            getattr(loss, name).data.fill_(start)
+    expected = theirs(logits.sigmoid()[:, None], label.double()[:, None])
+    assert ours(logits, label).item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_auc_margin_climbs_in_alpha_and_descends_in_the_rest() -> None:
+    """Descent by one optimiser reaches the saddle point, which is known: class means, and margin - their difference."""
+    logits = torch.tensor([1.0, 0.5, -1.0, -2.0], dtype=torch.float64)
+    label = torch.tensor([1, 1, 0, 0])
+    loss = AUCMargin()
+    optimizer = torch.optim.SGD(loss.parameters(), lr=0.1)
+    for _ in range(400):
+        optimizer.zero_grad()
+        loss(logits, label).backward()
+        optimizer.step()
+    score = logits.sigmoid()
+    a, b = score[:2].mean().item(), score[2:].mean().item()
+    assert loss.loss.a.item() == pytest.approx(a, abs=1e-4)
+    assert loss.loss.b.item() == pytest.approx(b, abs=1e-4)
+    assert loss.loss.alpha.item() == pytest.approx(1 - a + b, abs=1e-4)
+    loss.loss.alpha.data.fill_(-1)
+    loss(logits, label)
+    assert loss.loss.alpha.item() == 0

@@ -1,227 +1,88 @@
-"""`pipelines/score.py`, called in-process on DICOM phantoms with the small trained run."""
+"""New exams scored with a trained run, and the threshold taken from a calibration cohort of the user's own."""
 
-import importlib.util
 import json
-import shutil
-import subprocess
-import sys
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pydicom
 import pytest
-from conftest import ROOT
-from PIL import Image
-from small_cohort import read_rows, write_manifest
+from monai.bundle import ConfigWorkflow
+from small_cohort import COLUMNS, read_rows, write_manifest
 
-from mri_alm.phantom import make_study
-from mri_alm.phantom_io import Row, write_cohort
-
-Program = Callable[..., int]
-KEYS = 16
-IMAGES = ("t2", "adc", "hbv")
+from mri_alm.ensemble import TrainedRun
+from mri_alm.scoring import operating_point
+from mri_alm.threshold import neyman_pearson_rank
 
 
-@pytest.fixture(scope="session")
-def exams(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two DICOM exams with a name in their headers, and one without diffusion; not to be changed."""
-    folder = tmp_path_factory.mktemp("exams")
-    rows = [Row(number, label, "test") for number, label in enumerate((1, 0, 1))]
-    write_cohort(folder, rows, lambda row: make_study(row.index, row.label, coarse=4), parameters={"form": "dicom"})
-    for file in (folder / "studies").rglob("*.dcm"):
-        header = pydicom.dcmread(file)
-        header.PatientName, header.PatientID, header.StudyDate = "Doe^Jane", "MRN-4711", "20190102"
-        header.save_as(file)
-    for series in ("s03_ep2d_diff_tra", "s04_ep2d_diff_tra_ADC", "s05_ep2d_diff_tra_CALC_BVAL"):
-        shutil.rmtree(folder / "studies" / "phantom_0002" / series)
-    return folder / "studies"
+def some(manifest: Path, folder: Path) -> Path:
+    """A manifest of the last four exams, as each takes a picture."""
+    rows = [
+        [str(manifest.parent / row[column]) if column in ("t2", "adc", "hbv") else row[column] for column in COLUMNS]
+        for row in read_rows(manifest)[-4:]
+    ]
+    folder.mkdir(exist_ok=True)
+    return write_manifest(folder / "some.csv", rows)
 
 
-@pytest.fixture
-def run(trained: Path, tmp_path: Path) -> Path:
-    """A finished run of one's own: scoring writes its salt into it."""
-    copy = Path(shutil.copytree(trained, tmp_path / "run"))
-    (copy / "salt").write_text("a fixed secret")
-    return copy
+def score(trained: Path, manifest: Path, output: Path, **overrides: Any) -> Path:
+    workflow = ConfigWorkflow(
+        config_file="configs/inference.json",
+        meta_file="configs/metadata.json",
+        logging_file=None,
+        workflow_type="infer",
+        **{"run_dir": str(trained), "input": str(some(manifest, output)), "output": str(output), "salt": "s"}
+        | overrides,
+    )
+    workflow.initialize()
+    workflow.run()
+    return output
 
 
-@pytest.fixture
-def score(monkeypatch: pytest.MonkeyPatch) -> Program:
-    """The program's main function with arguments."""
-    spec = importlib.util.spec_from_file_location("score_program", ROOT / "pipelines" / "score.py")
-    assert spec is not None
-    assert spec.loader is not None
-    program = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(program)
-
-    def call(*words: Any) -> int:
-        monkeypatch.setattr(sys, "argv", ["score.py", *map(str, words)])
-        status: int = program.main()
-        return status
-
-    return call
+def test_scores_are_those_of_training_in_manifest_order(manifest: Path, trained: Path, tmp_path: Path) -> None:
+    rows = read_rows(score(trained, manifest, tmp_path) / "scores.csv")
+    assert [row["study"] for row in rows] == [row["study"] for row in read_rows(manifest)][-4:]
+    expected = {row["study"]: float(row["logit"]) for row in read_rows(trained / "scores.csv")[-4:]}
+    assert {row["study"]: float(row["logit"]) for row in rows} == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.fixture
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes longer than all the rest."""
-    monkeypatch.setattr("mri_alm.scoring.study_picture", lambda *_: b"")
-
-
-@pytest.fixture
-def few(manifest: Path, tmp_path: Path) -> Path:
-    """Three exams of the cohort as a manifest to be scored."""
-    rows = [[row["study"], *(str(manifest.parent / row[c]) for c in IMAGES)] for row in read_rows(manifest)[-3:]]
-    return write_manifest(tmp_path / "few.csv", rows, ("study", *IMAGES))
-
-
-def arguments(run: Path, source: Path, output: Path) -> list[Any]:
-    return ["--model", run, "--input", source, "--output", output, "--threads", 2]
-
-
-def calibration(folder: Path, positives: int, negatives: int = 10) -> Path:
-    """Positives score 0.30, 0.31, ...; negatives 0.2."""
-    rows = [[f"P{i}", f"P{i}", "1", f"{0.3 + i / 100}"] for i in range(positives)]
-    rows += [[f"N{i}", f"N{i}", "0", "0.2"] for i in range(negatives)]
-    return write_manifest(folder / "calibration.csv", rows, ("study", "patient", "label", "score"))
-
-
-# --- The whole program ----------------------------------------------------------------------------------------------
-
-
-def test_all_outputs_of_a_folder_with_a_failing_exam(
-    run: Path, exams: Path, tmp_path: Path, score: Program, capfd: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "out"
-    assert score(*arguments(run, exams, output), "--sr", "--explain", 1) == 2  # some exam could not be scored
-    text = capfd.readouterr()
-    assert "score: 100%" in text.err
-    assert "write: 100%" in text.err
-    assert "2 exams scored" in text.out
-    assert "1 not scored" in text.out
-    rows = read_rows(output / "scores.csv")
-    names = [row["study"] for row in rows]
-    assert names == sorted(names)
-    assert {len(name) for name in names} == {KEYS}
-    failed = [row for row in rows if not row["dce_needed"]]
-    assert len(failed) == 1
-    assert "NOT SCORED (no_diffusion)" in failed[0]["warnings"]
-    scored = [row["study"] for row in rows if row["dce_needed"]]
-    assert {path.name for path in output.glob("*_sr.dcm")} == {f"{name}_sr.dcm" for name in scored}
-    report = json.loads((output / "report.json").read_text())
-    assert list(report["studies"]) == names
-    explained = report["explanations"]
-    distance = {row["study"]: abs(float(row["score"]) - float(row["threshold"])) for row in rows if row["score"]}
-    assert list(explained["studies"]) == sorted(scored, key=lambda name: distance[name])[:1]
-    assert {p.name for p in output.glob("*_explanation.png")} == {f"{n}_explanation.png" for n in explained["studies"]}
-    assert explained["mean"].keys() == {"diffusion", "t2"}
-    with Image.open(next(output.glob("*_explanation.png"))) as picture:
-        assert picture.size == (720, 528)
-    for path in output.iterdir():
-        content = path.read_bytes()
-        for secret in (b"Doe", b"MRN-4711", b"20190102", b"a fixed secret"):
-            assert secret not in content, path.name
-
-
-def test_order_depends_neither_on_folders_nor_on_threads(
-    run: Path, exams: Path, tmp_path: Path, score: Program, no_pictures: None
-) -> None:
-    renamed = tmp_path / "renamed"
-    for number, folder in enumerate(sorted(exams.iterdir(), reverse=True)):
-        shutil.copytree(folder, renamed / f"{number}")
-    first, second = tmp_path / "first", tmp_path / "second"
-    score(*arguments(run, exams, first))
-    score(*arguments(run, renamed, second), "--threads", 1)
-    assert (first / "scores.csv").read_bytes() == (second / "scores.csv").read_bytes()
-    assert (first / "report.json").read_bytes() == (second / "report.json").read_bytes()
-
-
-def test_a_calibration_cohort_sets_the_threshold_of_this_run(
-    run: Path, few: Path, tmp_path: Path, score: Program, no_pictures: None, capfd: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "out"
-    file = calibration(tmp_path, 38)
-    assert score(*arguments(run, few, output), "--calibration", file, "--alpha", 0.1, "--eps", 0.1) == 0
-    threshold = json.loads((output / "report.json").read_text())["threshold"]
-    assert threshold["threshold"] == 0.31  # 38 positives: one may be missed
-    assert threshold["basis"].startswith("exact: ")
-    words = "P(miss rate > 0.1) <= 0.1: 38 positives certify 10 % at 90 % confidence when at most 1 of them are missed"
-    assert threshold["rule"] == words
-    assert words in capfd.readouterr().out
+def test_a_calibration_cohort_gives_an_exact_threshold(manifest: Path, trained: Path, tmp_path: Path) -> None:
+    chosen = {"calibration": str(trained / "scores.csv"), "labels": str(manifest), "alpha": 0.5, "eps": 0.4}
+    output = score(trained, manifest, tmp_path, **chosen)
+    point = json.loads((output / "report.json").read_text())["threshold"]
+    label = {row["study"]: row["label"] for row in read_rows(manifest)}
+    positives = sorted(float(r["score"]) for r in read_rows(trained / "scores.csv") if label[r["study"]] == "1")
+    rank = neyman_pearson_rank(len(positives), 0.5, 0.4)
+    assert (point["threshold"], point["rank"]) == (positives[rank - 1], rank)
+    assert point["rule"] == "P(miss rate > 0.5) <= 0.4"
+    assert point["basis"].startswith("exact")
     for row in read_rows(output / "scores.csv"):
-        assert row["threshold"] == "0.31"
-        assert row["dce_needed"] == str(int(float(row["score"]) >= 0.31))
-    assert json.loads((run / "threshold.json").read_text())["rank"] == 1  # the run's own is left alone
+        assert float(row["threshold"]) == positives[rank - 1]
+        assert row["dce_needed"] == str(int(float(row["score"]) >= positives[rank - 1]))
 
 
-def test_too_few_positives_examine_everyone(
-    run: Path, few: Path, tmp_path: Path, score: Program, no_pictures: None, capfd: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "out"
-    assert score(*arguments(run, few, output), "--calibration", calibration(tmp_path, 13)) == 0
-    text = capfd.readouterr().out
-    assert "Threshold none (examine everyone)" in text
-    assert "13 positives cannot certify 10 % at 90 %; 22 can" in text
-    rows = read_rows(output / "scores.csv")
-    assert {(row["threshold"], row["dce_needed"]) for row in rows} == {("", "1")}
+def test_too_few_calibration_positives_mean_examine_everyone(manifest: Path, trained: Path, tmp_path: Path) -> None:
+    output = score(trained, manifest, tmp_path, calibration=str(trained / "scores.csv"), labels=str(manifest))
+    assert {(row["threshold"], row["dce_needed"]) for row in read_rows(output / "scores.csv")} == {("", "1")}
     assert json.loads((output / "report.json").read_text())["threshold"]["threshold"] is None
 
 
-def test_alpha_and_eps_reach_the_threshold(
-    run: Path, few: Path, tmp_path: Path, score: Program, no_pictures: None
+def test_exams_of_one_calibration_patient_count_once(trained: Path, tmp_path: Path) -> None:
+    studies = [row["study"] for row in read_rows(trained / "scores.csv")]
+    rows = [[study, str(int(k < 6)), f"P{k // 2}"] for k, study in enumerate(studies)]
+    labels = write_manifest(tmp_path / "labels.csv", rows, ("study", "label", "patient"))
+    point = operating_point(TrainedRun(trained), trained / "scores.csv", labels, alpha=0.5, eps=0.5)
+    assert (point.n_positive, point.n_negative) == (3, 3)
+    assert math.isfinite(point.threshold)
+
+
+def test_calibration_needs_labels_and_exams_the_model_never_saw(
+    manifest: Path, trained: Path, tmp_path: Path, refusal: Callable[..., str]
 ) -> None:
-    output = tmp_path / "out"
-    words = ["--calibration", calibration(tmp_path, 38), "--alpha", 0.2, "--eps", 0.05]
-    assert score(*arguments(run, few, output), *words) == 0
-    # BinomCDF(2; 38, .2) = 0.012, (3) = 0.041, (4) = 0.10: the fourth smallest positive.
-    assert json.loads((output / "report.json").read_text())["threshold"]["rank"] == 4
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--alpha", 0.2], "--alpha and --eps set the threshold of a calibration cohort: give --calibration too."),
-        (["--eps", 0], "--alpha and --eps set the threshold of a calibration cohort: give --calibration too."),
-        (["--explain", -1], "--explain must be 0 or more, got -1."),
-        (["--sr"], "--sr refers to DICOM images, and"),
-        (["--calibration", "nowhere.csv"], "There is no file nowhere.csv."),
-        (["--calibration", "a", "b", "c"], "--calibration takes one CSV file, or scores and labels in two; got 3."),
-    ],
-)
-def test_what_cannot_be_done_is_refused_before_any_exam_is_read(
-    run: Path,
-    manifest: Path,
-    tmp_path: Path,
-    score: Program,
-    refusal: Callable[..., str],
-    monkeypatch: pytest.MonkeyPatch,
-    words: list[Any],
-    message: str,
-) -> None:
-    monkeypatch.setattr("mri_alm.scoring.for_each_study", lambda *_, **__: pytest.fail("an exam was read"))
-    assert message in refusal(score, *arguments(run, manifest, tmp_path / "out"), *words)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("alpha", [0, 1.5])
-def test_an_impossible_rate_is_refused(
-    run: Path, manifest: Path, tmp_path: Path, score: Program, refusal: Callable[..., str], alpha: float
-) -> None:
-    words = ["--calibration", calibration(tmp_path, 30), "--alpha", alpha]
-    text = refusal(score, *arguments(run, manifest, tmp_path / "out"), *words)
-    assert "alpha must lie strictly between 0 and 1, found" in text
-
-
-def test_without_highdicom_sr_says_what_to_install(
-    run: Path, exams: Path, tmp_path: Path, score: Program, refusal: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mri_alm.structured_report.find_spec", lambda _: None)
-    text = refusal(score, *arguments(run, exams, tmp_path / "out"), "--sr")
-    assert "Structured reports need the package highdicom: pip install -e '.[sr]'." in text
-
-
-@pytest.mark.slow
-def test_nothing_but_sr_needs_highdicom() -> None:
-    code = "import sys; sys.modules['highdicom'] = None; import mri_alm.scoring"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    run = TrainedRun(trained)
+    with pytest.raises(ValueError, match="--calibration needs --labels"):
+        operating_point(run, trained / "scores.csv", None, alpha=0.1, eps=0.1)
+    seen = [[row["study"], "0.5"] for row in read_rows(manifest)]
+    scores = write_manifest(tmp_path / "scores.csv", seen, ("study", "score"))
+    with pytest.raises(ValueError, match="Among the scores are training studies of this run: 30 studies"):
+        operating_point(run, scores, manifest, alpha=0.1, eps=0.1)
