@@ -95,8 +95,8 @@ def operating_point(
     patients = found.columns.get("patient", found.studies)
     if known := {*patients} & {row["patient"] for row in trained}:
         raise InputError(
-            f"{len(known)} calibration patients were trained on (such as {min(known)}): a guarantee needs others. If they "
-            "only share a name, rename them."
+            f"{len(known)} calibration patients were trained on (such as {min(known)}): a guarantee needs others. "
+            "If they only share a name, rename them."
         )
     rows = one_score_per_patient(patients, found.label, found.models[0].score)
     logger.info("Calibration: %s", certificate_in_words(int(rows[0].sum()), alpha, eps))
