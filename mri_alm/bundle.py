@@ -24,11 +24,12 @@ from monai.utils import BundlePropertyConfig
 from mri_alm import processes
 from mri_alm.errors import InputError, find_cause
 from mri_alm.files import write_json
+from mri_alm.schedule import preset
 
 logger = logging.getLogger("mri_alm")
 
 FREE = (  # may change between two starts of one run; the last five are what configs/multi_gpu.json sets
-    "splits", "split", "max_fn", "threads", "run_dir", "cache_dir",
+    "splits", "split", "max_fn", "fpr_rule", "threads", "run_dir", "cache_dir",
     "device", "local_rank", "replica", "initialize", "finalize",
 )  # fmt: skip
 PACKAGES = ("mri-alm", "torch", "monai", "SimpleITK", "numpy", "scikit-learn")
@@ -139,6 +140,8 @@ def check_values(config: dict[str, Any]) -> None:
         if not isinstance(value, (list, tuple)) or len(value) != 3 or not all(_is_number(v) and v > 0 for v in value):
             raise InputError(f'{name} must be three numbers greater than 0, such as "[40, 40, 28]", got {value}.')
     _check_grid(config)
+    if not _is_expression(config.get("preset", "$")):
+        preset(config["preset"])
     split = config.get("split")
     if split is not None and not (type(split) is int and 0 <= split < config["splits"]):
         raise InputError(f"split must be a whole number below splits = {config['splits']}, got {split}.")

@@ -96,6 +96,9 @@ def test_metrics_equal_scikit_learn_s(manifest: Path, trained: Path) -> None:
     assert test["fpr_at_fn"].keys() == {"0", "1", "2"}  # 4 positives: 5 false negatives cannot be
     for k, value in test["fpr_at_fn"].items():
         assert value == pytest.approx(fpr[tpr >= (y.sum() - int(k)) / y.sum() - 1e-12].min())
+    assert test["fpr_at_tpr"].keys() == {"98", "95", "92", "90"}
+    for percent, value in test["fpr_at_tpr"].items():
+        assert value == pytest.approx(fpr[tpr >= int(percent) / 100 - 1e-12].min())
     needed = np.array([int(row["dce_needed"]) for row in rows])
     assert test["at_threshold"] == {
         "false_negatives": ((y == 1) & (needed == 0)).sum(),
@@ -219,6 +222,12 @@ def test_free_settings_may_change(manifest: Path, run: Path, no_training: None) 
     assert after["rule"] != before["rule"]
     train(manifest, run, splits=2, max_fn=0)
     assert len(load(run / "threshold.json")["checkpoints"]) == 2
+
+
+def test_the_authors_fpr_rule_reaches_the_figures(manifest: Path, run: Path, no_training: None) -> None:
+    """With four positives no TPR rounds to 98 %, and their rule then reports a perfect 0."""
+    train(manifest, run, fpr_rule="official")
+    assert load(run / "metrics.json")["test"]["fpr_at_tpr"]["98"] == 0
 
 
 def test_one_split_at_a_time_makes_the_same_run(manifest: Path, trained: Path, tmp_path: Path) -> None:
