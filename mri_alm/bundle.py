@@ -72,6 +72,8 @@ def check() -> None:
         check_words(sys.argv[1:])
         check_names(config)
         check_values(config)
+        if not _is_expression(config.get("preset", "$")):
+            preset(config["preset"])
 
 
 def check_words(words: Sequence[str]) -> None:
@@ -140,8 +142,6 @@ def check_values(config: dict[str, Any]) -> None:
         if not isinstance(value, (list, tuple)) or len(value) != 3 or not all(_is_number(v) and v > 0 for v in value):
             raise InputError(f'{name} must be three numbers greater than 0, such as "[40, 40, 28]", got {value}.')
     _check_grid(config)
-    if not _is_expression(config.get("preset", "$")):
-        preset(config["preset"])
     split = config.get("split")
     if split is not None and not (type(split) is int and 0 <= split < config["splits"]):
         raise InputError(f"split must be a whole number below splits = {config['splits']}, got {split}.")
