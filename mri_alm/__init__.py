@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         ranking,
         schedule,
         scoring,
+        tasks,
         transforms,
     )
     from mri_alm.alm import AugmentedLagrangian
@@ -54,6 +55,7 @@ __all__ = [
     "ranking_violation",
     "schedule",
     "scoring",
+    "tasks",
     "transforms",
 ]
 _NAMES = {

@@ -6,8 +6,10 @@ of everything the result depends on; a study whose files or settings changed is 
 
 import hashlib
 import json
+import logging
 import re
 import shutil
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pydicom
 import SimpleITK as sitk  # noqa: N813
 
 from mri_alm.cohort_rules import CohortRules, tidy
@@ -95,6 +98,7 @@ class Preparation:
 
     def prepare(self, job: Job) -> dict[str, Any]:
         """Read, register and write one study, or record why it cannot be; gives the record."""
+        silence_readers()
         part = self.folder / f".part-{job.key}"
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
@@ -212,6 +216,14 @@ class Preparation:
     def _name(self, file: Path) -> str:
         base = self.root if self.root.is_dir() else self.root.parent
         return tidy(str(file.relative_to(base) if file.is_relative_to(base) else file))
+
+
+def silence_readers() -> None:
+    """Silence this process's readers: their warnings quote header values and paths, and both may name a patient."""
+    pydicom.config.settings.reading_validation_mode = pydicom.config.IGNORE
+    logging.getLogger("pydicom").setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", module="pydicom")
+    sitk.ProcessObject.SetGlobalWarningDisplay(False)
 
 
 def _geometry(images: Images) -> dict[str, Any]:

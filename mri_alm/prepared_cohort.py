@@ -1,4 +1,4 @@
-"""A cohort on disk: every study prepared in threads, then the manifest, the record of the whole and the QC page."""
+"""A cohort on disk: every study prepared as a task, then the manifest, the record of the whole and the QC page."""
 
 import csv
 import json
@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from mri_alm.layouts import find_sources
 from mri_alm.preparation import IMAGES, Job, Preparation
 from mri_alm.qc_page import write_page
 from mri_alm.sources import Input, Source
+from mri_alm.tasks import Pool, run_tasks
 
 logger = logging.getLogger("mri_alm")
 
@@ -53,6 +53,8 @@ class Order:
         strict: All or nothing: refuse labels that do not fit, stop at the first failed study, no manifest then.
         key_file: Where to write what the keys stand for; it identifies patients.
         seed: Of the split, where the labels give none.
+        backend: Where studies are prepared, see :class:`mri_alm.tasks.Pool`.
+        address: Of a Ray cluster.
     """
 
     source: Path
@@ -64,6 +66,8 @@ class Order:
     strict: bool = False
     key_file: Path | None = None
     seed: int = 0
+    backend: str = "threading"
+    address: str | None = None
 
 
 @dataclass
@@ -161,6 +165,7 @@ def prepare_cohort(order: Order) -> Outcome:
     """
     if order.workers < 0:
         raise InputError(f"--workers must be 1 or more, or 0 for one per core, got {order.workers}.")
+    pool = Pool(order.backend, order.workers or os.cpu_count() or 1, order.address)
     if (order.output / "salt").exists() and not order.resume:
         raise InputError(f"{order.output} holds a cohort. Add --resume to go on with it, or choose another folder.")
     logger.info("Reading names and headers ...")
@@ -172,18 +177,14 @@ def prepare_cohort(order: Order) -> Outcome:
         shutil.rmtree(part)
     todo = [job for job in plan.jobs if plan.preparation.finished(job) is None]
 
-    with ThreadPoolExecutor(order.workers or os.cpu_count() or 1) as pool:
-        running = [pool.submit(plan.preparation.prepare, job) for job in todo]
-        try:
-            for one in tqdm(as_completed(running), "prepare", len(running), unit="study", mininterval=_interval()):
-                record = one.result()
-                if order.strict and record["status"] == "failed":
-                    raise InputError(
-                        f"Study {record['study']} failed ({record['error_code']}): {record['error_text']} With "
-                        "--strict the run stops here; finished studies are kept for --resume, no manifest is written."
-                    )
-        finally:
-            pool.shutdown(cancel_futures=True)
+    done = run_tasks(plan.preparation.prepare, todo, pool)
+    for one in tqdm(done, "prepare", len(todo), unit="study", mininterval=_interval()):
+        record = one.get()
+        if order.strict and record["status"] == "failed":
+            raise InputError(
+                f"Study {record['study']} failed ({record['error_code']}): {record['error_text']} With "
+                "--strict the run stops here; finished studies are kept for --resume, no manifest is written."
+            )
     outcome = Outcome([], plan.found, plan.labelled, plan.has_labels, len(plan.jobs) - len(todo))
     outcome.rows = [_row(plan, job, outcome) for job in plan.jobs]
     _write(order, plan, outcome)

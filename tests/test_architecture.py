@@ -60,8 +60,11 @@ EDGES = {
         "phantom_io",
         "processes",
         "run_report",
+        "split_training",
         "summary",
+        "tasks",
         "threshold",
+        "tracking",
     },
     "headers": {"dicom_file", "diffusion", "errors", "series"},
     "image_file": {"dicom_file", "errors", "volume"},
@@ -111,6 +114,7 @@ EDGES = {
         "preparation",
         "qc_page",
         "sources",
+        "tasks",
     },
     "qc_page": {"files"},
     "qc_picture": set(),
@@ -137,11 +141,14 @@ EDGES = {
     "selection": {"diffusion", "errors", "series", "volume"},
     "series": {"diffusion", "errors"},
     "sources": {"errors"},
+    "split_training": {"bundle", "cohort", "ensemble", "errors", "files", "processes"},
     "statistics": {"errors", "metrics"},
     "structured_report": {"dicom", "errors", "operating_point"},
     "summary": {"metrics"},
     "tables": {"files"},
+    "tasks": {"errors"},
     "threshold": {"errors", "metrics", "operating_point"},
+    "tracking": {"bundle", "errors", "files"},
     "transforms": {"images"},
     "trade_off": {"evaluation", "metrics", "statistics", "threshold"},
     "volume": {"dicom_file", "errors", "series"},
@@ -152,8 +159,8 @@ FREE_OF_MONAI = (
     "alm", "batches", "constraint", "losses", "losses_multiclass", "processes", "ranking", "schedule", "scores",
 )  # fmt: skip
 FREE_OF_TORCH = (
-    "calibration", "evaluation", "html_figures", "metrics", "operating_point", "statistics", "tables", "threshold",
-    "trade_off",
+    "calibration", "evaluation", "html_figures", "metrics", "operating_point", "statistics", "tables", "tasks",
+    "threshold", "trade_off",
 )  # fmt: skip
 UNKNOWN = {module: {"monai", "ignite"} for module in FREE_OF_MONAI} | {
     module: {"monai", "ignite", "torch"} for module in FREE_OF_TORCH
