@@ -15,7 +15,7 @@ from mri_alm.errors import InputError
 from mri_alm.tracking import check_tracking
 
 SPLITS = range(SETTINGS["splits"])
-quiet = pytest.mark.filterwarnings(
+pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning", "ignore::UserWarning",
     "ignore::PendingDeprecationWarning",
 )  # fmt: skip
@@ -38,14 +38,14 @@ def runs_of(run: Path) -> tuple[Any, list[Any]]:
 
 
 @pytest.fixture(scope="module")
-@quiet
 def tracked(trained: Path, manifest: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose second split was cut off after its first epoch, and gone on with, with tracking all the time."""
+    """A run that was interrupted after the first split's epochs and gone on with, its splits as tasks then."""
     pytest.importorskip("mlflow", reason="MLflow is not installed: pip install 'mri-alm[tracking]'")
     run = tmp_path_factory.mktemp("tracked") / "run"
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mri_alm.split_training.SplitTraining._write", interrupted)
-        train(manifest, run, tracking="mlflow")
+        with pytest.raises(KeyboardInterrupt, match="ctrl-c"):
+            train(manifest, run, tracking="mlflow")
     before, children = runs_of(run)
     assert before.info.status == "FAILED"
     assert [child.info.run_name for child in children] == ["split_0"]
@@ -55,10 +55,9 @@ def tracked(trained: Path, manifest: Path, tmp_path_factory: pytest.TempPathFact
 
 
 def interrupted(*_: Any) -> None:
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt("ctrl-c")
 
 
-@quiet
 def test_all_splits_stand_under_one_parent_with_their_curves(tracked: Path) -> None:
     client = client_of(tracked)
     parent, children = runs_of(tracked)
@@ -74,7 +73,6 @@ def test_all_splits_stand_under_one_parent_with_their_curves(tracked: Path) -> N
         assert [one.path for one in client.list_artifacts(child.info.run_id)] == ["model.pt"]
 
 
-@quiet
 def test_settings_results_and_report_are_the_parent_s(tracked: Path) -> None:
     client = client_of(tracked)
     parent, _ = runs_of(tracked)
@@ -93,7 +91,6 @@ def test_settings_results_and_report_are_the_parent_s(tracked: Path) -> None:
     assert copy.read_bytes() == (tracked / "report.html").read_bytes()
 
 
-@quiet
 def test_a_finished_run_started_again_keeps_its_parent_and_logs_no_epoch_twice(
     tracked: Path, manifest: Path, tmp_path: Path
 ) -> None:
@@ -106,7 +103,6 @@ def test_a_finished_run_started_again_keeps_its_parent_and_logs_no_epoch_twice(
     assert [one.step for one in history] == [1, 2]
 
 
-@quiet
 def test_no_name_of_a_person_or_place_is_in_the_database(tracked: Path, manifest: Path) -> None:
     with sqlite3.connect(tracked / "mlflow.db") as database:
         text = "\n".join(database.iterdump())
