@@ -3,6 +3,8 @@
 import csv
 import hashlib
 import io
+import logging
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sklearn.model_selection import StratifiedShuffleSplit
 
 from mri_alm.errors import InputError
 
-IMAGES = ("t2", "adc", "hbv", "dwi", "dicom")  # columns that hold a file or a folder
+logger = logging.getLogger("mri_alm")
+
+IMAGES = ("t2", "adc", "hbv", "dwi", "dicom", "valid", "gland")  # columns that hold a file or a folder
 _COMPLETE = ({"dicom"}, {"t2", "dwi"}, {"t2", "adc", "hbv"})  # each row must fill one of these sets
 _SHOWN = 10  # problems listed in one message
 
@@ -30,6 +33,7 @@ class Study:
         label: 1 when DCE is needed, 0 when not, None when unknown (scoring only).
         split: ``"train"`` or ``"test"``; empty when the manifest has no such column (scoring only).
         images: Column name (one of :data:`IMAGES`) to absolute path.
+        crop_center_mm: Point to crop about, three numbers in LPS millimetres as text; empty for T2's centre.
     """
 
     index: int
@@ -38,16 +42,22 @@ class Study:
     label: int | None
     split: str
     images: dict[str, Path]
+    crop_center_mm: str = ""
 
     def item(self) -> dict[str, Any]:
         """The exam as a MONAI data dictionary; ``digest`` makes a cache notice that a file changed."""
         paths = {column: str(path) for column, path in self.images.items()}
-        return paths | {
-            "study": self.study,
-            "label": float(self.label or 0),
-            "index": self.index,
-            "digest": digest(self),
-        }
+        centre = {"crop_center_mm": self.crop_center_mm} if self.crop_center_mm else {}
+        return (
+            paths
+            | centre
+            | {
+                "study": self.study,
+                "label": float(self.label or 0),
+                "index": self.index,
+                "digest": digest(self),
+            }
+        )
 
 
 def read_manifest(path: Path | str, *, exclude: Iterable[str] | str = (), labelled: bool = True) -> list[Study]:
@@ -56,7 +66,9 @@ def read_manifest(path: Path | str, *, exclude: Iterable[str] | str = (), labell
     Args:
         path: CSV with columns study, patient, label (0 or 1), split (train or test), and per row either ``dicom`` (a
             study folder), or ``t2`` with ``dwi``, or ``t2`` with ``adc`` and ``hbv``: files (NIfTI, MHA, NRRD) or
-            folders of one DICOM series. Relative paths start at the manifest's folder.
+            folders of one DICOM series; ``gland`` (a mask) or ``crop_center_mm`` where the crop should lie; ``valid``
+            where the images are registered already. Relative paths start at the manifest's folder. Rows whose
+            ``status`` (see :mod:`mri_alm.preparation`) is failed, or that it left without a label, are skipped.
         exclude: Names of studies to leave out. The others keep their index.
         labelled: False for exams to be scored: label, patient and split may be missing.
 
@@ -88,10 +100,11 @@ def read_manifest(path: Path | str, *, exclude: Iterable[str] | str = (), labell
     excluded = {str(name) for name in ([exclude] if isinstance(exclude, (str, int)) else exclude)}
     if unknown := sorted(excluded - {row["study"] for row in rows}):
         raise InputError(f"exclude names {', '.join(unknown)}, but {path} has no such study.")
+    skipped = _skipped(path, rows, labelled=labelled) if "status" in columns else set()
     problems: list[str] = []
     studies = []
     for index, row in enumerate(rows):
-        if row["study"] not in excluded:
+        if row["study"] not in excluded | skipped:
             study = _study(index, row, path.parent, labelled=labelled)
             problems += [
                 f"{path}: row {index + 2} (study {row['study'] or 'without name'}) {text}" for text in study[1]
@@ -102,6 +115,17 @@ def read_manifest(path: Path | str, *, exclude: Iterable[str] | str = (), labell
         more = [f"... and {len(problems) - _SHOWN} more."] if len(problems) > _SHOWN else []
         raise InputError("\n".join(problems[:_SHOWN] + more))
     return studies
+
+
+def _skipped(path: Path, rows: list[dict[str, str]], *, labelled: bool) -> set[str]:
+    """Studies of a prepared cohort that cannot be used: failed, or without a label where one is needed."""
+    failed = {row["study"] for row in rows if row["status"] == "failed"}
+    unlabelled = {row["study"] for row in rows if labelled and not row["label"]} - failed
+    if failed or unlabelled:
+        logger.warning("%s: skipped %d failed and %d unlabelled studies.", path, len(failed), len(unlabelled))
+    if len(failed | unlabelled) == len(rows):
+        raise InputError(f"{path}: none of its {len(rows)} studies can be used; see columns status and label.")
+    return failed | unlabelled
 
 
 def _study(index: int, row: dict[str, str], folder: Path, *, labelled: bool) -> tuple[Study, list[str]]:
@@ -126,8 +150,20 @@ def _study(index: int, row: dict[str, str], folder: Path, *, labelled: bool) -> 
         for column, path in images.items()
         if not path.exists()
     ]
+    centre = row.get("crop_center_mm", "")
+    if centre and not _is_point(centre):
+        problems.append("has a crop_center_mm that is not three numbers. Write x y z in LPS millimetres, or nothing.")
     patient = row.get("patient") or row["study"]
-    return Study(index, row["study"], patient, int(label) if label in ("0", "1") else None, split, images), problems
+    known = int(label) if label in ("0", "1") else None
+    return Study(index, row["study"], patient, known, split, images, centre), problems
+
+
+def _is_point(text: str) -> bool:
+    try:
+        numbers = [float(word) for word in text.split()]
+    except ValueError:
+        return False
+    return len(numbers) == 3 and all(map(math.isfinite, numbers))
 
 
 def _across_rows(studies: Sequence[Study]) -> list[str]:
@@ -238,6 +274,8 @@ def stratified_splits(
     Raises:
         InputError: If there is only one class, or too few positive or negative patients for both sides of a split.
     """
+    from sklearn.model_selection import StratifiedShuffleSplit
+
     if not 0 < validation < 1:
         raise InputError(f"validation must lie between 0 and 1, got {validation}: the share that a split holds out.")
     positive: dict[str, int] = {}

@@ -1,6 +1,7 @@
 """b-values of every vendor, the ADC map fitted from them, and the units of a scanner's own map."""
 
 import math
+import re
 
 import numpy as np
 import SimpleITK as sitk  # noqa: N813
@@ -9,6 +10,16 @@ from pydicom.dataset import Dataset
 from mri_alm.errors import StudyError
 
 SIEMENS_B, PHILIPS_B, GE_B, UIH_B = (0x0019, 0x100C), (0x2001, 0x1003), (0x0043, 0x1039), (0x0065, 0x1009)
+# The gradient's direction: one element with three values, or three elements with one each.
+DIRECTIONS = (
+    ((0x0018, 0x9089),),
+    ((0x0019, 0x100E),),  # Siemens
+    ((0x0019, 0x10BB), (0x0019, 0x10BC), (0x0019, 0x10BD)),  # GE
+    ((0x2005, 0x10B0), (0x2005, 0x10B1), (0x2005, 0x10B2)),  # Philips
+    ((0x0065, 0x1037),),  # UIH
+)
+CANON_COMMENT = (0x0020, 0x4000)  # image comments: b=1500(0.895,0.000,0.445)
+DIRECTION_TAGS = [*(tag for tags in DIRECTIONS for tag in tags), CANON_COMMENT]
 ADC_UNIT = "1e-6 mm2/s"
 # (name of the unit, factor to 1e-6 mm2/s, lowest and highest plausible tissue median in that unit)
 ADC_UNITS = (("1e-6 mm2/s", 1.0, 300.0, 4000.0), ("1e-3 mm2/s", 1e3, 0.3, 4.0), ("mm2/s", 1e6, 3e-4, 4e-3))
@@ -39,6 +50,30 @@ def b_value(ds: Dataset) -> float | None:
         # UIH stores what the gradients really gave (929.75): slices of one setting differ in the decimals.
         return None if value is None else 50.0 * round(value / 50.0)
     return None
+
+
+def gradient_direction(ds: Dataset) -> tuple[float, ...] | None:
+    """Unit direction of the diffusion gradient, (3,), or None for a trace, for b = 0 and where no tag holds it.
+
+    A gradient and its opposite weight alike, so the first component that is not zero is made positive.
+
+    Args:
+        ds: Header of a classic file, or one frame's functional groups of an enhanced file.
+    """
+    if ds.get("MRDiffusionSequence"):
+        return gradient_direction(ds.MRDiffusionSequence[0])
+    if ds.get("DiffusionGradientDirectionSequence"):
+        return gradient_direction(ds.DiffusionGradientDirectionSequence[0])
+    tags = next((tags for tags in DIRECTIONS if all(tag in ds for tag in tags)), ())
+    values = [number for tag in tags for number in _components(ds[tag].value)]
+    if not values and CANON_COMMENT in ds:
+        comment = re.fullmatch(r"b=\d+\((.+)\)", str(ds[CANON_COMMENT].value))
+        values = _components(comment.group(1).split(",")) if comment else []
+    length = math.hypot(*values)
+    if len(values) != 3 or not 0.5 < length < math.inf:
+        return None
+    sign = next(math.copysign(1.0, value) for value in values if abs(value) > 1e-3 * length)
+    return tuple(round(sign * value / length, 2) + 0.0 for value in values)
 
 
 def fit_adc(images: dict[float, sitk.Image]) -> sitk.Image:
@@ -98,8 +133,21 @@ def _unit(adc: sitk.Image) -> int:
     raise StudyError(
         "adc_units",
         f"The ADC map's tissue median is {median:.4g}, which is no ADC in 1e-6 mm2/s (300 to 4000), 1e-3 mm2/s "
-        "(0.3 to 4) or mm2/s (0.0003 to 0.004). Check that the series is an ADC map and its rescale slope.",
+        "(0.3 to 4) or mm2/s (0.0003 to 0.004). Check that it is not the high-b image instead, and its rescale slope.",
     )
+
+
+def _components(value: object) -> list[float]:
+    """The numbers of one element: bytes of a reader that does not know the tag are doubles or text."""
+    if isinstance(value, bytes):
+        if len(value) == 24:
+            return [float(number) for number in np.frombuffer(value, "<f8")]
+        value = value.decode("latin1").strip("\x00 ").split("\\")
+    several = hasattr(value, "__len__") and not isinstance(value, str)
+    try:
+        return [float(number) for number in value] if several else [float(str(value))]  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        return []
 
 
 def _number(value: object) -> float | None:

@@ -2,15 +2,17 @@
 
 import contextlib
 import csv
+import gzip
 import hashlib
 import io
 import json
 import os
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
+import SimpleITK as sitk  # noqa: N813
 
 from mri_alm.errors import InputError
 
@@ -53,8 +55,33 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, An
     write_bytes(path, text.getvalue().encode())
 
 
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """Rows of a CSV that :func:`write_csv` wrote."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def write_nifti(path: Path, image: sitk.Image) -> None:
+    """Write a compressed NIfTI file; equal images give equal files.
+
+    Raises:
+        InputError: If the disk is full or the place cannot be written.
+    """
+    plain = path.with_suffix("")
+    try:
+        sitk.WriteImage(image, str(plain))
+        # Level 1 is four times as fast as the default and 5 % larger; no time stamp: equal images are equal files.
+        write_bytes(path, gzip.compress(plain.read_bytes(), compresslevel=1, mtime=0))
+    except RuntimeError as error:  # SimpleITK's only kind
+        raise InputError(f"Cannot write {path}. Free space or choose another place, then start again.") from error
+    finally:
+        plain.unlink(missing_ok=True)
+
+
 def save_tensors(path: Path, state: Mapping[str, Any]) -> None:
     """``torch.save`` for what ``torch.load(weights_only=True)`` reads back: tensors, numbers, strings, containers."""
+    import torch
+
     buffer = io.BytesIO()
     torch.save(state, buffer)
     write_bytes(path, buffer.getvalue())
@@ -66,6 +93,8 @@ def load_tensors(path: Path) -> dict[str, Any]:
     Raises:
         InputError: If the file is absent, damaged, or holds anything but data.
     """
+    import torch
+
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
@@ -77,6 +106,15 @@ def load_tensors(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise InputError(f"{path} holds a {type(state).__name__}, not a checkpoint of this project.")
     return state
+
+
+def secret_of(folder: Path) -> str:
+    """A folder's secret for study keys (file ``salt``): made once, readable by its owner only."""
+    path = folder / "salt"
+    if not path.exists():
+        write_bytes(path, secrets.token_hex(16).encode())
+        path.chmod(0o600)
+    return path.read_text()
 
 
 def sha256(path: Path) -> str:

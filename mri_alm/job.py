@@ -1,6 +1,5 @@
 """The main job: prepare every exam once, train the splits, ensemble, set the threshold, score the test cohort."""
 
-import csv
 import json
 import logging
 from copy import deepcopy
@@ -20,11 +19,12 @@ from mri_alm.bundle import claim, member_parser, refuse_other_settings, running_
 from mri_alm.cohort import Cohort
 from mri_alm.ensemble import SCORE_COLUMNS, Ensemble, collect, for_each_study, load_member, progress_bar, score_rows
 from mri_alm.errors import InputError
-from mri_alm.files import sha256, write_csv, write_json
+from mri_alm.files import read_csv, sha256, write_csv, write_json
 from mri_alm.phantom_io import make_cohort
 from mri_alm.processes import barrier, first_process_first, rank
+from mri_alm.run_report import write_run_report
 from mri_alm.summary import closing_text, spread, test_metrics
-from mri_alm.threshold import fixed_fn_threshold
+from mri_alm.threshold import certificate_in_words, fixed_fn_threshold, one_score_per_patient
 
 logger = logging.getLogger("mri_alm")
 
@@ -66,11 +66,11 @@ class Job:
     def __init__(self, config: dict[str, Any], folder: Path, *, threads: int, max_fn: int) -> None:
         self.config, self.folder, self.threads, self.max_fn = config, folder, threads, max_fn
         self.cohort: Cohort = ConfigParser(deepcopy(config)).get_parsed_content("cohort_data")
-        held_out = {study.study for _, validation in self.cohort.splits for study in validation if study.label}
-        if not 0 <= max_fn < len(held_out):
+        self.held_out = {study.patient for _, validation in self.cohort.splits for study in validation if study.label}
+        if not 0 <= max_fn < len(self.held_out):
             raise InputError(
-                f"Cannot allow {max_fn} false negatives: {len(held_out)} positive studies are held out by the "
-                f"{config['splits']} splits, so --max_fn must be between 0 and {len(held_out) - 1}."
+                f"Cannot allow {max_fn} false negatives: {len(self.held_out)} positive patients are held out by the "
+                f"{config['splits']} splits, so --max_fn must be between 0 and {len(self.held_out) - 1}."
             )
         parser = member_parser(config, 0, self.cohort)
         for part in (
@@ -96,6 +96,7 @@ class Job:
         self._ensemble()
 
     def _set_up(self) -> None:
+        logger.info("Held out: %s", certificate_in_words(len(self.held_out)))
         refuse_other_settings(self.folder, self.config)
         for split in range(self.config["splits"]):
             self._finished(split)  # a folder of another cohort is refused before anything is written
@@ -215,18 +216,22 @@ class Job:
                 load_member(parser.get_parsed_content("network_def"), self.folder / n / "model.pt") for n in names
             ]
             studies, logits = self._predict(Ensemble(members), parser, "test")
-            rows = score_rows(studies, logits, point, {})
+            prepared = parser.get_parsed_content("prepared")
+            warnings = {item["study"]: " | ".join(json.loads(item["report"])["warnings"]) for item in prepared}
+            rows = score_rows(studies, logits, point, warnings)
             write_csv(self.folder / "scores.csv", SCORE_COLUMNS, rows)
             labels = np.array([study.label for study in self.cohort.test])
             metrics["test"] = test_metrics(labels, logits, np.array([row["dce_needed"] for row in rows]))
         write_json(self.folder / "metrics.json", metrics)
+        if self.cohort.test:
+            write_run_report(self.folder, self.cohort.manifest, prepared)
         logger.info("%s", closing_text(self.folder, metrics, point, len(names)))
 
     def _held_out(self, names: list[str]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Labels and scores of the training exams, each scored by the members that were not trained on it."""
+        """Labels and scores of the training patients, each exam scored by the members that were not trained on it."""
         logits: dict[str, list[float]] = {}
         for name in names:
-            for row in _read(self.folder / name / "validation.csv"):
+            for row in read_csv(self.folder / name / "validation.csv"):
                 logits.setdefault(row["study"], []).append(float(row["logit"]))
         studies = [study for study in self.cohort.train if study.study in logits]
         means = np.array([np.mean(logits[study.study]) for study in studies])
@@ -236,13 +241,8 @@ class Job:
             for s, m in zip(studies, means, strict=True)
         ]
         write_csv(self.folder / "heldout.csv", ["study", "label", "logit", "members"], rows)
-        return labels, expit(means)
+        return one_score_per_patient([study.patient for study in studies], labels, expit(means))
 
 
 def _rows(names: list[str], logits: NDArray[np.float64]) -> list[dict[str, Any]]:
     return [{"study": name, "logit": float(value)} for name, value in zip(names, logits[:, 0], strict=True)]
-
-
-def _read(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))

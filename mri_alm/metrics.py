@@ -82,8 +82,17 @@ def fpr_at_fn(label: ArrayLike, score: ArrayLike, k: int) -> float:
     Raises:
         InputError: See :func:`check_binary`; or ``k`` is out of range.
     """
+    return float(fpr_at_each_fn(label, score, [k])[0])
+
+
+def fpr_at_each_fn(label: ArrayLike, score: ArrayLike, ks: Sequence[int]) -> NDArray[np.float64]:
+    """:func:`fpr_at_fn` for several ``k``, ``(K,)``: with every k it is the ROC, read from the side of the misses."""
     positive, score = check_binary(label, score)
-    return float(np.mean(score[~positive] >= _threshold_at_fn(score[positive], k)))
+    positives, negatives = np.sort(score[positive]), np.sort(score[~positive])
+    for k in ks:
+        _check_fn(positives.size, k)
+    below = np.searchsorted(negatives, positives[np.asarray(ks, dtype=np.int64)])
+    return np.asarray((negatives.size - below) / negatives.size)
 
 
 def fpr_at_tpr(label: ArrayLike, score: ArrayLike, tpr: float, *, rule: FprRule = "lowest") -> float:
@@ -104,8 +113,8 @@ def fpr_at_tpr(label: ArrayLike, score: ArrayLike, tpr: float, *, rule: FprRule 
     """
     positive, score = check_binary(label, score)
     if rule == "lowest":
-        return fpr_at_fn(label, score, _allowed_misses(int(positive.sum()), tpr))
-    _allowed_misses(int(positive.sum()), tpr)
+        return fpr_at_fn(label, score, allowed_misses(int(positive.sum()), tpr))
+    allowed_misses(int(positive.sum()), tpr)
     if rule == "interpolate":
         false_rate, true_rate, _ = roc_curve(positive, score, drop_intermediate=False)
         right = int(np.searchsorted(true_rate, tpr))
@@ -180,7 +189,7 @@ def predict_at_tpr(label: ArrayLike, score: ArrayLike, tpr: float, *, critical: 
     others = np.setdiff1d(np.arange(score.shape[1]), columns)
     _check_finite(score)
     critical_score = score[:, columns].max(axis=1)
-    threshold = _threshold_at_fn(critical_score[is_critical], _allowed_misses(int(is_critical.sum()), tpr))
+    threshold = _threshold_at_fn(critical_score[is_critical], allowed_misses(int(is_critical.sum()), tpr))
     best_critical = columns[score[:, columns].argmax(axis=1)]
     best_other = others[score[:, others].argmax(axis=1)]
     return np.where(critical_score >= threshold, best_critical, best_other)
@@ -203,16 +212,23 @@ def _check_finite(score: NDArray[np.float64]) -> None:
 
 def _threshold_at_fn(positive_score: NDArray[np.float64], k: int) -> float:
     """The (k + 1)-th smallest positive score: the highest threshold with at most ``k`` positives below."""
-    if not 0 <= k < positive_score.size:
-        raise InputError(
-            f"Cannot allow {k} false negatives among {positive_score.size} positives: "
-            f"k must be between 0 and {positive_score.size - 1}."
-        )
+    _check_fn(positive_score.size, k)
     return float(np.partition(positive_score, k)[k])
 
 
-def _allowed_misses(n_positive: int, tpr: float) -> int:
-    """How many of the positives may be missed at this true-positive rate."""
+def _check_fn(n_positive: int, k: int) -> None:
+    if not 0 <= k < n_positive:
+        raise InputError(
+            f"Cannot allow {k} false negatives among {n_positive} positives: k must be between 0 and {n_positive - 1}."
+        )
+
+
+def allowed_misses(n_positive: int, tpr: float) -> int:
+    """How many of the positives may be missed at this true-positive rate, in (0, 1].
+
+    Raises:
+        InputError: If ``tpr`` is out of range.
+    """
     if not 0 < tpr <= 1:
         raise InputError(f"The true-positive rate must lie in (0, 1], found {tpr}.")
     # The slack keeps 0.29 * 100 = 28.999999999999996 and its like from asking for one positive more or less.

@@ -4,7 +4,6 @@ Writing is resumable: a study appears whole or not at all, and its truth file, w
 """
 
 import csv
-import gzip
 import json
 import os
 import shutil
@@ -17,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import SimpleITK as sitk  # noqa: N813
 
 from mri_alm.errors import InputError
+from mri_alm.files import write_nifti
 from mri_alm.phantom import PhantomStudy, make_study
 from mri_alm.phantom_dicom import write_dicom_study
 
@@ -170,19 +169,11 @@ def _write_study(folder: Path, row: Row, study: PhantomStudy, *, dicom: bool) ->
             write_dicom_study(study, temporary)
         else:
             for name in IMAGES:
-                _write_nifti(getattr(study, name), temporary / f"{name}.nii.gz")
+                write_nifti(temporary / f"{name}.nii.gz", getattr(study, name))
         files = sorted(str(file.relative_to(temporary)) for file in temporary.rglob("*") if file.is_file())
         shutil.rmtree(place, ignore_errors=True)
     with _atomic(truth) as temporary:
         temporary.write_text(json.dumps({**study.info, "split": row.split, "files": files}), "utf-8")
-
-
-def _write_nifti(image: sitk.Image, path: Path) -> None:
-    plain = path.with_suffix("")
-    sitk.WriteImage(image, plain)
-    # Level 1 is four times as fast as the default and 5 % larger; without a time stamp equal images are equal files.
-    path.write_bytes(gzip.compress(plain.read_bytes(), compresslevel=1, mtime=0))
-    plain.unlink()
 
 
 def _write_manifest(folder: Path, rows: list[Row], *, dicom: bool) -> Path:

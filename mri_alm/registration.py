@@ -11,7 +11,7 @@ import numpy as np
 import SimpleITK as sitk  # noqa: N813
 from numpy.typing import NDArray
 
-from mri_alm.errors import InputError
+from mri_alm.errors import InputError, StudyError
 
 MAX_SHIFT_MM = 15.0
 MAX_ROTATION_DEG = 10.0
@@ -74,6 +74,21 @@ def image_centre(image: sitk.Image) -> tuple[float, float, float]:
     """Physical point in the middle of an image's field of view, LPS mm."""
     middle = [(size - 1) / 2 for size in image.GetSize()]
     x, y, z = image.TransformContinuousIndexToPhysicalPoint(middle)
+    return x, y, z
+
+
+def mask_centre(mask: sitk.Image) -> tuple[float, float, float]:
+    """Centre of the box around a mask's voxels above 0, LPS mm; of the box, because a crop must hold all of it.
+
+    Raises:
+        StudyError: ``empty_gland`` when no voxel is above 0.
+    """
+    box = sitk.LabelShapeStatisticsImageFilter()
+    box.Execute(mask > 0)
+    if not box.HasLabel(1):
+        raise StudyError("empty_gland", "The gland mask has no voxel above 0. Correct it, or leave the cell empty.")
+    first, size = np.array(box.GetBoundingBox(1)).reshape(2, 3)
+    x, y, z = mask.TransformContinuousIndexToPhysicalPoint((first + (size - 1) / 2).tolist())
     return x, y, z
 
 
@@ -180,7 +195,7 @@ def _optimise(reference: sitk.Image, moving: sitk.Image, start: sitk.Euler3DTran
     method.SetShrinkFactorsPerLevel([2, 1])
     method.SetSmoothingSigmasPerLevel([1, 0])
     method.SmoothingSigmasAreSpecifiedInPhysicalUnitsOn()
-    method.SetOptimizerAsRegularStepGradientDescent(learningRate=1.0, minStep=0.05, numberOfIterations=30)
+    method.SetOptimizerAsRegularStepGradientDescent(learningRate=1.0, minStep=0.005, numberOfIterations=100)
     method.SetOptimizerScalesFromPhysicalShift()
     found = method.Execute(reference, moving)  # a composite that holds the Euler transform
     return sitk.Euler3DTransform(sitk.CompositeTransform(found).GetNthTransform(0))

@@ -4,8 +4,10 @@ import io
 from collections.abc import Sequence
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from PIL import Image
 from torch import Tensor
 
 _HEIGHTS = (0.3, 0.5, 0.7)  # of the grid, feet to head: apex, middle and base of a gland in the middle
@@ -39,4 +41,25 @@ def study_picture(image: Tensor, spacing: Sequence[float], title: str) -> bytes:
             axis.axis("off")
     buffer = io.BytesIO()
     figure.savefig(buffer, dpi=80, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def study_thumbnail(image: Tensor, width: int = 540) -> bytes:
+    """JPEG of one prepared exam at half height: T2, registered ADC, and ADC's colours over T2, side by side.
+
+    Args:
+        image: As for :func:`study_picture`; in-plane spacing is taken as equal.
+        width: Pixels of all three together.
+    """
+    level = image.shape[3] // 2
+    adc, _, t2 = (channel[:, :, level].T.numpy() for channel in image)
+    low, high = np.percentile(t2, (1, 99))
+    anatomy = colormaps["gray"](np.clip((t2 - low) / max(high - low, 1e-6), 0, 1))[..., :3]
+    shown = np.clip(adc / 0.8, 0, 1)
+    overlay = 0.55 * anatomy + 0.45 * colormaps["inferno"](shown)[..., :3]
+    row = np.concatenate([anatomy, colormaps["gray"](shown)[..., :3], overlay], axis=1)
+    picture = Image.fromarray((255 * row).round().astype(np.uint8))
+    buffer = io.BytesIO()
+    scale = width / picture.width
+    picture.resize((width, round(scale * picture.height)), Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=80)
     return buffer.getvalue()

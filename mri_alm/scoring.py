@@ -2,7 +2,6 @@
 
 import json
 import logging
-import secrets
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,11 @@ from mri_alm.cohort import read_manifest
 from mri_alm.dicom import find_studies, study_key
 from mri_alm.ensemble import SCORE_COLUMNS, TrainedRun, collect, for_each_study, score_rows
 from mri_alm.errors import InputError, StudyError
-from mri_alm.files import sha256, write_bytes, write_csv, write_json
+from mri_alm.evaluation_data import read_labelled_scores
+from mri_alm.files import read_csv, secret_of, sha256, write_bytes, write_csv, write_json
+from mri_alm.operating_point import OperatingPoint
 from mri_alm.report import study_picture
+from mri_alm.threshold import neyman_pearson_threshold, one_score_per_patient
 
 logger = logging.getLogger("mri_alm")
 
@@ -56,16 +58,48 @@ class NewStudies:
         self.names = [item["study"] for item in items] + list(lost)
 
 
+def operating_point(
+    run: TrainedRun, calibration: Path | str | None, labels: Path | str | None, *, alpha: float, eps: float
+) -> OperatingPoint:
+    """The run's own threshold, or one with a guarantee from a separate calibration cohort.
+
+    Args:
+        run: The trained run.
+        calibration: The ``scores.csv`` that this run gave a cohort it never saw; None for the run's threshold.
+        labels: CSV with columns study and label of that cohort; with a column patient a patient counts once.
+        alpha: Largest acceptable miss rate, in (0, 1).
+        eps: Acceptable chance that it is larger, in (0, 1).
+
+    Raises:
+        InputError: If a file cannot be used, or the calibration cohort holds exams the run was trained with.
+    """
+    if calibration is None:
+        return run.point
+    if labels is None:
+        raise InputError("--calibration needs --labels: a CSV with columns study and label of the same exams.")
+    trained_on = {row["study"] for row in read_csv(run.folder / "splits.csv")}
+    found = read_labelled_scores({"calibration": Path(calibration)}, Path(labels), trained_on=trained_on)
+    patients = found.columns.get("patient", found.studies)
+    rows = one_score_per_patient(patients, found.label, found.models[0].score)
+    return neyman_pearson_threshold(*rows, alpha, eps, source="calibration")
+
+
 def write_scores(
-    studies: NewStudies, evaluator: SupervisedEvaluator | None, run: TrainedRun, output: Path | str
+    studies: NewStudies,
+    evaluator: SupervisedEvaluator | None,
+    run: TrainedRun,
+    output: Path | str,
+    *,
+    point: OperatingPoint,
 ) -> None:
     """Score the prepared exams and write ``scores.csv``, ``report.json`` and one picture per exam.
 
     Args:
         studies: The exams.
         evaluator: Runs the ensemble over them.
-        run: The trained run, for threshold and record.
+        run: The trained run, for the record.
         output: Folder to write to.
+        point: The threshold, see :func:`operating_point`.
 
     Raises:
         InputError: If the output cannot be written.
@@ -74,7 +108,7 @@ def write_scores(
     reports = {item["study"]: json.loads(item["report"]) for item in studies.prepared}
     warnings = {name: " | ".join(report["warnings"]) for name, report in reports.items()}
     names, logits = collect(evaluator) if evaluator else ([], np.empty((0, 1)))
-    rows = {row["study"]: row for row in score_rows(names, logits, run.point, warnings)}
+    rows = {row["study"]: row for row in score_rows(names, logits, point, warnings)}
     for name, error in studies.errors.items():
         rows[name] = dict.fromkeys(SCORE_COLUMNS, "") | {
             "study": name,
@@ -89,7 +123,7 @@ def write_scores(
     write_json(
         output / "report.json",
         {
-            "threshold": run.point.to_json(),
+            "threshold": point.to_json(),
             "model": {
                 "settings": run.settings,
                 "config_sha256": sha256(run.folder / "config.json"),
@@ -101,18 +135,14 @@ def write_scores(
     )
     needed = sum(row["dce_needed"] == 1 for row in rows.values())
     logger.info("%d exams scored, DCE needed in %d, %d not scored.", len(names), needed, len(studies.errors))
-    logger.info("%s\nWritten: %s", run.point.in_words(), output)
+    logger.info("%s\nWritten: %s", point.in_words(), output)
     for name, error in studies.errors.items():
         logger.warning("Not scored: study %s: %s", name, error)
 
 
 def salt_of(run: Path) -> str:
     """The run's secret for study keys: made once, readable by its owner only."""
-    path = run / "salt"
-    if not path.exists():
-        write_bytes(path, secrets.token_hex(16).encode())
-        path.chmod(0o600)
-    return path.read_text()
+    return secret_of(run)
 
 
 def key_table(source: Path, salt: str) -> list[dict[str, str]]:

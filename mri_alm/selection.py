@@ -9,7 +9,7 @@ import SimpleITK as sitk  # noqa: N813
 from mri_alm.diffusion import ADC_UNIT, adc_scale, adc_unit, fit_adc
 from mri_alm.errors import StudyError
 from mri_alm.series import Series
-from mri_alm.volume import build_volume
+from mri_alm.volume import build_mean, build_volume
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -151,13 +151,16 @@ def build_diffusion(group: DiffusionSet) -> Diffusion:
     warnings: list[str] = []
     acquired = _by_b(group.dwi, warnings)
     calculated = {b: one for b, one in _by_b(group.calculated, warnings).items() if b not in acquired}
-    dwi = {b: build_volume(one.at_b(b), f"{series_name(one)} at b = {b:g}") for b, one in sorted(acquired.items())}
+    dwi = {b: build_mean(one.at_b(b), f"{series_name(one)} at b = {b:g}") for b, one in sorted(acquired.items())}
     adc, adc_series, info = _adc(group, dwi, warnings)
     every = acquired | calculated
     high = max(every)
     hbv = dwi[high] if high in dwi else build_volume(calculated[high].at_b(high), f"{series_name(calculated[high])}")
     info |= {
         "b_values": sorted(acquired),
+        "directions": {
+            f"{b:g}": len({frame.direction for frame in one.at_b(b)}) for b, one in sorted(acquired.items())
+        },
         "dwi": [chosen(one) for one in group.dwi],
         "hbv": chosen(every[high])
         | {"b": high, "source": "acquired" if high in acquired else "calculated by the scanner"},

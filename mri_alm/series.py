@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydicom.dataset import Dataset
 
-from mri_alm.diffusion import b_value
+from mri_alm.diffusion import b_value, gradient_direction
 from mri_alm.errors import InputError
 
+FARTHEST_MM = 1e5  # a damaged number is no position
 DEFAULT_RULES = Path(__file__).with_name("series_rules.json")
 
 
@@ -32,6 +33,7 @@ class Frame:
         position: Centre of the first pixel, (3,); NaN when the header has none.
         orientation: Direction cosines of a row and of a column, (6,); NaN when the header has none.
         spacing: Distance between rows and between columns.
+        direction: Of the diffusion gradient, see :func:`mri_alm.diffusion.gradient_direction`.
     """
 
     file: Path
@@ -44,6 +46,7 @@ class Frame:
     intercept: float
     echo_time: float | None
     b: float | None
+    direction: tuple[float, ...] | None
 
     @property
     def normal(self) -> NDArray[np.float64]:
@@ -53,12 +56,20 @@ class Frame:
 
 @dataclass(eq=False)
 class Series:
-    """Frames of one series and one echo, with what decides over their role."""
+    """Frames of one series and one echo, with what decides over their role.
+
+    Args:
+        description: Series description, or the protocol's name where there is none.
+        nameless: Whether the header has no series description.
+        sequence: Kinds of acquisition, ``SE`` spin echo, ``GR`` gradient echo, ``EP`` echo-planar.
+    """
 
     frames: list[Frame]
     number: int
     description: str
+    nameless: bool
     image_type: frozenset[str]
+    sequence: frozenset[str]
     time: float
     frame_of_reference: str
     role: str = "other"
@@ -101,7 +112,9 @@ class Series:
         )
 
 
-def group_series(files: Iterable[Path], headers: Iterable[Dataset], rules: Path | None = None) -> list[Series]:
+def group_series(
+    files: Iterable[Path], headers: Iterable[Dataset], rules: Path | Sequence[dict[str, Any]] | None = None
+) -> list[Series]:
     """Series of one study in the order of their numbers, one per series and echo time, roles assigned.
 
     Raises:
@@ -118,15 +131,15 @@ def group_series(files: Iterable[Path], headers: Iterable[Dataset], rules: Path 
     return sorted(series, key=lambda one: one.number)
 
 
-def load_rules(path: Path | None = None) -> list[dict[str, Any]]:
-    """Role rules from a JSON file, by default the shipped ones.
+def load_rules(source: Path | Sequence[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
+    """Role rules from a JSON file or a list already read, checked; by default the shipped ones.
 
     Raises:
         InputError: If the file is no list of rules, or a rule has an unknown condition.
     """
-    path = path or DEFAULT_RULES
+    path = DEFAULT_RULES if source is None else source
     try:
-        rules: list[dict[str, Any]] = json.loads(path.read_text("utf-8"))
+        rules: list[dict[str, Any]] = json.loads(path.read_text("utf-8")) if isinstance(path, Path) else list(path)
         conditions = {name for rule in rules for part in ("all", "any") for name in rule.get(part, {})}
         complete = all({"role", "reason"} <= rule.keys() for rule in rules)
     except (OSError, ValueError, AttributeError, TypeError) as error:
@@ -141,7 +154,12 @@ def load_rules(path: Path | None = None) -> list[dict[str, Any]]:
 CONDITIONS: dict[str, Callable[[Series, Any], bool]] = {
     "image_type": lambda series, words: not series.image_type.isdisjoint(words),
     "description": lambda series, pattern: re.search(pattern, series.description, re.IGNORECASE) is not None,
+    "nameless": lambda series, wanted: wanted == series.nameless,
+    "sequence": lambda series, words: not series.sequence.isdisjoint(words),
+    "sequence_without": lambda series, words: series.sequence.isdisjoint(words),
+    "echo_time_within": lambda series, ends: ends[0] <= (series.frames[0].echo_time or 0.0) <= ends[1],
     "b_above": lambda series, b: max(series.b_values, default=-1.0) > b,
+    "number": lambda series, numbers: series.number in numbers,
     "slices_below": lambda series, count: len(series.positions) < count,
     "orientations_above": lambda series, count: _orientations(series.frames) > count,
     "without_position": lambda series, wanted: wanted == any(np.isnan(f.position @ f.normal) for f in series.frames),
@@ -172,12 +190,19 @@ def _series(members: list[tuple[Dataset, Frame]]) -> Series:
     first = headers[0]
     return Series(
         frames=[frame for _, frame in members],
-        number=int(first.get("SeriesNumber") or 0),
+        number=int(number) if isinstance(number := first.get("SeriesNumber"), int) else 0,
         description=str(first.get("SeriesDescription") or first.get("ProtocolName") or ""),
-        image_type=frozenset(str(word).upper() for word in first.get("ImageType") or ()),
+        nameless=not first.get("SeriesDescription"),
+        image_type=_words(first, "ImageType"),
+        sequence=_words(first, "ScanningSequence"),
         time=min(_seconds(header) for header in headers),
         frame_of_reference=str(first.get("FrameOfReferenceUID") or ""),
     )
+
+
+def _words(header: Dataset, name: str) -> frozenset[str]:
+    value = header.get(name) or ()
+    return frozenset(str(word).upper() for word in ([value] if isinstance(value, str) else value))
 
 
 def _seconds(header: Dataset) -> float:
@@ -215,12 +240,13 @@ def _frame(file: Path, index: int, header: Dataset, sources: list[Dataset]) -> F
 
     def numbers(name: str, count: int) -> NDArray[np.float64]:
         value = find(name)
-        good = value is not None and len(value) == count
+        good = value is not None and len(value) == count and all(abs(float(v)) < FARTHEST_MM for v in value)
         return np.array([float(v) for v in value]) if good else np.full(count, np.nan)
 
     echo = find("EffectiveEchoTime") if find("EchoTime") is None else find("EchoTime")
     spacing = numbers("PixelSpacing", 2)
     b = next((b for b in map(b_value, sources) if b is not None), None)
+    direction = next((found for found in map(gradient_direction, sources) if found is not None), None)
     return Frame(
         file=file,
         index=index,
@@ -232,4 +258,5 @@ def _frame(file: Path, index: int, header: Dataset, sources: list[Dataset]) -> F
         intercept=float(find("RescaleIntercept") or 0.0),
         echo_time=None if echo is None or not math.isfinite(float(echo)) else float(echo),
         b=b,
+        direction=direction,
     )

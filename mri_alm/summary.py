@@ -55,7 +55,8 @@ def closing_text(folder: Path, metrics: dict[str, Any], point: Any, members: int
         ]
     lines += ["", f"Score new exams: python pipelines/score.py --model {folder} --input DICOM_FOLDER --output OUT"]
     files = "threshold.json, metrics.json, heldout.csv, splits.csv, config.json" + (", scores.csv" if test else "")
-    return "\n".join([*lines, f"Written: {files}; per split model.pt, split.json and TensorBoard events."])
+    lines.append(f"Written: {files}; per split model.pt, split.json and TensorBoard events.")
+    return "\n".join([*lines, *([f"Open in a browser: {folder / 'report.html'}"] if test else [])])
 
 
 def spread(values: list[float]) -> dict[str, Any]:

@@ -7,10 +7,11 @@ promise, and are named for it. r = 0 has an honest outcome too: tau = -infinity,
 """
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy.stats import beta, betabinom, binom, nbinom
 
 from mri_alm.errors import InputError
@@ -89,6 +90,42 @@ def mean_miss_rate_threshold(
     """
     rank = conformal_rank(int(check_binary(label, score)[0].sum()), alpha)
     return _operating_point(label, score, rank, f"mean miss rate <= {alpha:g}, no bound for one cohort", source)
+
+
+def one_score_per_patient(
+    patient: Sequence[str], label: ArrayLike, score: ArrayLike
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Labels and scores with one row per patient and label, as the laws above need independent samples.
+
+    A patient with several positive exams counts with the lowest score, so that missing any of them is a miss; one
+    with several negative exams with the highest, so that calling any of them is a false positive.
+
+    Args:
+        patient: ``(B,)``.
+        label: ``(B,)`` in {0, 1}.
+        score: ``(B,)``.
+
+    Returns:
+        Labels and scores ``(P,)``, P <= B, in the order in which patients first occur.
+
+    Raises:
+        InputError: If there is not one patient per score, or see :func:`mri_alm.metrics.check_binary`.
+    """
+    positive, score = check_binary(label, score)
+    if len(patient) != len(score):
+        raise InputError(f"Each of the {len(score)} scores needs its patient, found {len(patient)} patients.")
+    rows: dict[tuple[str, bool], float] = {}
+    for name, needed, value in zip(patient, positive.tolist(), score.tolist(), strict=True):
+        seen = rows.setdefault((name, needed), value)
+        rows[name, needed] = min(seen, value) if needed else max(seen, value)
+    return np.array([needed for _, needed in rows], dtype=np.int64), np.array(list(rows.values()))
+
+
+def certificate_in_words(n: int, alpha: float = 0.1, eps: float = 0.1) -> str:
+    """What ``n`` positives could promise at best, known before anything is trained."""
+    needed = minimum_positives(alpha, eps)
+    rate = f"certify a miss rate of {100 * alpha:g} % at {100 * (1 - eps):g} % confidence"
+    return f"{n} positives can {rate}." if n >= needed else f"{n} positives cannot {rate}; {needed} can."
 
 
 def neyman_pearson_rank(n: int, alpha: float, eps: float) -> int:

@@ -5,31 +5,20 @@ built from the headers: sorted by position along the slice normal, spacing from 
 """
 
 from pathlib import Path
-from struct import error as StructError  # noqa: N812
 
 import numpy as np
-import pydicom
 import SimpleITK as sitk  # noqa: N813
 from numpy.typing import NDArray
 from pydicom.pixels import get_decoder
 
+from mri_alm.dicom_file import DAMAGED, read_dicom
 from mri_alm.errors import StudyError
 from mri_alm.series import Frame
 
 GAP_TOLERANCE = 0.05  # of the median distance between slices
 COSINE_TOLERANCE = 1e-4
-# What pydicom raises on damaged files; anything else is a bug of ours and keeps its traceback.
-DAMAGED = (
-    ValueError,
-    KeyError,
-    AttributeError,
-    TypeError,
-    EOFError,
-    OSError,
-    NotImplementedError,
-    OverflowError,
-    StructError,
-)
+SPACING_MM = 0.01, 100.0  # anything else is no MR image
+MAX_VOXELS = 2**27  # 512 MiB as float32, twenty times the largest prostate series; a damaged header may claim anything
 
 
 def build_volume(frames: list[Frame], name: str) -> sitk.Image:
@@ -57,6 +46,35 @@ def build_volume(frames: list[Frame], name: str) -> sitk.Image:
     return image
 
 
+def build_mean(frames: list[Frame], name: str) -> sitk.Image:
+    """One volume of one b-value, directions averaged: the trace-weighted image that scanners compute themselves.
+
+    The mean is geometric. A monoexponential decay along each direction then stays one, with the mean diffusivity as
+    its ADC; an arithmetic mean is always larger, the more so the higher b is, and lowers the ADC of anisotropic tissue.
+    Where the series holds a trace beside its directions, the trace alone is used.
+
+    Args:
+        frames: All frames of one b-value, in any order.
+        name: As for :func:`build_volume`.
+
+    Raises:
+        StudyError: As :func:`build_volume`; ``duplicate_slices`` too for repeats in one direction.
+    """
+    directions: dict[tuple[float, ...] | None, list[Frame]] = {}
+    for frame in frames:
+        directions.setdefault(frame.direction, []).append(frame)
+    if None in directions or len(directions) == 1:
+        return build_volume(directions.get(None, frames), name)
+    volumes = [build_volume(same, f"{name}, direction {number}") for number, same in enumerate(directions.values(), 1)]
+    first = volumes[0]
+    if any(one.GetSize() != first.GetSize() or not np.allclose(one.GetOrigin(), first.GetOrigin()) for one in volumes):
+        raise StudyError("geometry", f"{name}: its {len(volumes)} gradient directions do not cover the same slices.")
+    logs = [np.log(np.maximum(sitk.GetArrayViewFromImage(one), 1e-6)) for one in volumes]
+    mean = sitk.GetImageFromArray(np.exp(np.mean(logs, axis=0)))
+    mean.CopyInformation(first)
+    return mean
+
+
 def _direction(frames: list[Frame], name: str) -> NDArray[np.float64]:
     """Unit vectors along a row, along a column and across the slices, as rows (3, 3)."""
     first = frames[0]
@@ -70,8 +88,8 @@ def _direction(frames: list[Frame], name: str) -> NDArray[np.float64]:
     shapes = {frame.shape for frame in frames}
     if len(shapes) > 1 or not all(np.allclose(frame.spacing, first.spacing, rtol=1e-3) for frame in frames):
         raise StudyError("geometry", f"{name}: slices differ in size or pixel spacing ({sorted(shapes)}).")
-    if not min(first.spacing) > 0:
-        raise StudyError("geometry", f"{name}: pixel spacing is {first.spacing}; it must be positive.")
+    if not all(SPACING_MM[0] <= spacing <= SPACING_MM[1] for spacing in first.spacing):
+        raise StudyError("geometry", f"{name}: pixel spacing is {first.spacing}; it must be 0.01 to 100 mm.")
     row = row / np.linalg.norm(row)
     column = column - (column @ row) * row
     column = column / np.linalg.norm(column)
@@ -105,25 +123,34 @@ def _gap(positions: NDArray[np.float64], normal: NDArray[np.float64], name: str)
 
 def _stack(frames: list[Frame], name: str) -> NDArray[np.float32]:
     """Physical values (slices, rows, columns) of frames already in order."""
+    if len(frames) * frames[0].shape[0] * frames[0].shape[1] > MAX_VOXELS:
+        raise StudyError("damaged_file", f"{name}: {len(frames)} slices of {frames[0].shape} pixels are no MR volume.")
     pixels: dict[Path, NDArray[np.generic]] = {}
     for frame in frames:
         if frame.file not in pixels:
             pixels[frame.file] = _pixels(frame.file, name)
     try:
-        stack = np.stack([pixels[f.file][f.index].astype(np.float64) * f.slope + f.intercept for f in frames])
+        with np.errstate(over="ignore", invalid="ignore"):  # a damaged slope; refused below as not finite
+            stack = np.stack([_physical(pixels[frame.file][frame.index], frame) for frame in frames])
     except (IndexError, ValueError) as error:
         raise StudyError("damaged_file", f"{name}: pixel data and header disagree on the number of images.") from error
     if not np.isfinite(stack).all() or stack.min() == stack.max():
         raise StudyError(
             "empty_volume", f"{name}: every voxel has the value {stack.flat[0]:g}, or some are not finite."
         )
-    return stack.astype(np.float32)
+    return stack
+
+
+def _physical(stored: NDArray[np.generic], frame: Frame) -> NDArray[np.float32]:
+    return (stored.astype(np.float64) * frame.slope + frame.intercept).astype(np.float32)
 
 
 def _pixels(file: Path, name: str) -> NDArray[np.generic]:
     """Stored values of one file as (frames, rows, columns)."""
     try:
-        ds = pydicom.dcmread(file, force=True)
+        ds = read_dicom(file)
+        if int(ds.Rows) * int(ds.Columns) * int(ds.get("NumberOfFrames") or 1) > MAX_VOXELS:
+            raise StudyError("damaged_file", f"{name}: the header of one file claims more pixels than any MR image.")
         syntax = ds.file_meta.TransferSyntaxUID
         if syntax.is_compressed and not get_decoder(syntax).is_available:
             raise StudyError(

@@ -33,8 +33,17 @@ def main() -> int:
         type=Path,
         help="also write which folder each study key stands for; identifies patients, must lie outside --output",
     )
+    parser.add_argument("--calibration", type=Path, help="scores.csv that this model gave a cohort it never saw")
+    parser.add_argument("--labels", type=Path, help="with --calibration: CSV with study, label, patient")
+    parser.add_argument("--alpha", type=float, default=0.1, help="with --calibration: largest acceptable miss rate")
+    parser.add_argument("--eps", type=float, default=0.1, help="with --calibration: chance that it is larger")
     arguments = parser.parse_args()
-    overrides = {"run_dir": str(arguments.model), "input": str(arguments.input), "output": str(arguments.output)}
+    names = ("input", "output", "calibration", "labels", "alpha", "eps")
+    overrides = {"run_dir": str(arguments.model)} | {
+        name: value if isinstance(value, float) else str(value)
+        for name in names
+        if (value := getattr(arguments, name)) is not None
+    }
     if arguments.threads:
         overrides["threads"] = arguments.threads
     with user_errors():

@@ -1,14 +1,16 @@
 """Small DICOM series for tests: a classic MR series of a written array, with any header element changed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 from pydicom.dataset import Dataset, FileMetaDataset
-from pydicom.uid import ExplicitVRLittleEndian, MRImageStorage
+from pydicom.sequence import Sequence
+from pydicom.uid import EnhancedMRImageStorage, ExplicitVRLittleEndian, MRImageStorage
 
 OBLIQUE = (1.0, 0.0, 0.0, 0.0, 0.8, -0.6)
 
@@ -70,6 +72,60 @@ def write(folder: Path, *scans: Scan, study: str = "7", skip: tuple[int, ...] = 
         tail = scan.elements.get("series_tail", scan.number)
         for index in range(len(scan.pixels)):
             if index not in skip:
-                name = folder / f"x{tail}_{index * 7 % 11:02d}_{index}"
+                name = folder / f"x{tail}_{index * 7 % 11:02d}_{index}.dcm"
                 header(scan, index, study).save_as(name, enforce_file_format=True)
+    return folder
+
+
+def write_enhanced(path: Path, *scans: Scan, order: Iterable[int] | None = None, study: str = "7") -> Path:
+    """Write all slices of all scans as frames of one enhanced multi-frame file, in a given order of all frames."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    slices = [header(scan, index, study) for scan in scans for index in range(len(scan.pixels))]
+    slices = [slices[number] for number in (range(len(slices)) if order is None else order)]
+    ds = header(scans[0], 0, study)
+    ds.file_meta.MediaStorageSOPClassUID = ds.SOPClassUID = EnhancedMRImageStorage
+    for name in ("ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing", "EchoTime", "DiffusionBValue"):
+        ds.pop(name, None)
+    ds.SharedFunctionalGroupsSequence = Sequence([Dataset()])
+    ds.PerFrameFunctionalGroupsSequence = Sequence(_groups(one) for one in slices)
+    ds.NumberOfFrames, ds.PixelData = len(slices), b"".join(one.PixelData for one in slices)
+    ds.save_as(path, enforce_file_format=True)
+    return path
+
+
+def _groups(one: Dataset) -> Dataset:
+    """The functional groups of one frame, from the header of a classic slice."""
+    places = {
+        "PlanePositionSequence": ("ImagePositionPatient",),
+        "PlaneOrientationSequence": ("ImageOrientationPatient",),
+        "PixelMeasuresSequence": ("PixelSpacing", "SliceThickness"),
+        "PixelValueTransformationSequence": ("RescaleSlope", "RescaleIntercept"),
+        "MRDiffusionSequence": ("DiffusionBValue",),
+    }
+    groups = Dataset()
+    for name, elements in places.items():
+        inner = Dataset()
+        for element in elements:
+            if element in one:
+                inner[element] = one[element]
+        if len(inner):
+            setattr(groups, name, Sequence([inner]))
+    return groups
+
+
+def compress(folder: Path) -> Path:
+    """Turn every file of a folder into lossless JPEG 2000, in place."""
+    gdcm = pytest.importorskip("gdcm", reason="needs python-gdcm, the extra dicom-compressed")
+    for file in sorted(folder.iterdir()):
+        reader, change, writer = gdcm.ImageReader(), gdcm.ImageChangeTransferSyntax(), gdcm.ImageWriter()
+        reader.SetFileName(str(file))
+        if not reader.Read():
+            raise OSError(file)
+        change.SetTransferSyntax(gdcm.TransferSyntax(gdcm.TransferSyntax.JPEG2000Lossless))
+        change.SetInput(reader.GetImage())
+        change.Change()
+        writer.SetFileName(str(file))
+        writer.SetFile(reader.GetFile())
+        writer.SetImage(change.GetOutput())
+        writer.Write()
     return folder

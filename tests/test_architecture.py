@@ -3,6 +3,8 @@
 import ast
 import json
 import re
+import subprocess
+import sys
 from graphlib import TopologicalSorter
 from importlib.metadata import version
 from pathlib import Path
@@ -10,6 +12,8 @@ from pkgutil import resolve_name
 
 import pytest
 import yaml
+
+import mri_alm
 
 ROOT = Path(__file__).parents[1]
 LIBRARY = {path.stem: path for path in sorted((ROOT / "mri_alm").glob("*.py"))}
@@ -23,25 +27,56 @@ EDGES = {
     "bundle": {"errors", "files", "processes"},
     "calibration": {"errors", "metrics"},
     "cohort": {"errors"},
+    "cohort_check": {"prepared_cohort"},
+    "cohort_rules": {"errors", "series"},
+    "cohort_text": {"errors", "files", "labels", "prepared_cohort", "selection", "series"},
     "constraint": {"errors"},
-    "dicom": {"diffusion", "errors", "selection", "series", "volume"},
+    "content": {"diffusion", "errors"},
+    "dicom": {"dicom_file", "errors", "headers", "nameless", "selection", "series", "volume"},
+    "dicom_file": set(),
     "diffusion": {"errors"},
     "engine": {"alm", "batches", "errors", "files", "metrics", "processes"},
     "ensemble": {"errors", "files", "operating_point", "processes"},
     "errors": set(),
     "files": {"errors"},
-    "job": {"bundle", "cohort", "ensemble", "errors", "files", "phantom_io", "processes", "summary", "threshold"},
+    "images": {"content", "dicom", "diffusion", "errors", "image_file", "registration"},
+    "labels": {"cohort", "cohort_rules", "errors", "sources"},
+    "layouts": {"cohort_rules", "dicom", "errors", "labels", "named_files", "sources"},
+    "evaluation": {"calibration", "errors", "evaluation_data", "metrics", "statistics", "summary", "threshold"},
+    "evaluation_data": {"errors", "files"},
+    "evaluation_files": {"evaluation", "evaluation_tables", "files", "full_evaluation", "html_report", "tables"},
+    "evaluation_tables": {"evaluation", "evaluation_data", "summary", "tables", "trade_off"},
+    "full_evaluation": {"evaluation", "evaluation_data", "run_record", "threshold", "trade_off"},
+    "html_figures": {"calibration", "evaluation", "evaluation_data"},
+    "html_report": {"evaluation_tables", "files", "full_evaluation", "html_figures", "model_card", "trade_off"},
+    "job": {
+        "bundle",
+        "cohort",
+        "ensemble",
+        "errors",
+        "files",
+        "phantom_io",
+        "processes",
+        "run_report",
+        "summary",
+        "threshold",
+    },
+    "headers": {"dicom_file", "diffusion", "errors", "series"},
+    "image_file": {"dicom_file", "errors", "volume"},
     "losses": {"errors"},
     "losses_monai": {"losses"},
     "losses_multiclass": {"errors", "losses"},
     "metrics": {"errors"},
+    "model_card": {"full_evaluation", "run_record"},
     "networks": {"errors", "losses_multiclass"},
+    "named_files": {"cohort_rules", "sources"},
+    "nameless": {"content", "errors", "series", "volume"},
     "operating_point": {"errors"},
     "phantom": {"diffusion", "errors", "phantom_anatomy", "phantom_canvas"},
     "phantom_anatomy": {"phantom_canvas"},
     "phantom_canvas": set(),
     "phantom_dicom": {"phantom"},
-    "phantom_io": {"errors", "phantom", "phantom_dicom"},
+    "phantom_io": {"errors", "files", "phantom", "phantom_dicom"},
     "phantom_template": {
         "dicom",
         "errors",
@@ -53,25 +88,68 @@ EDGES = {
     },
     "processes": {"errors"},
     "ranking": {"constraint", "errors", "scores"},
+    "preparation": {
+        "cohort_rules",
+        "dicom",
+        "errors",
+        "files",
+        "images",
+        "qc_picture",
+        "selection",
+        "series",
+        "sources",
+    },
+    "prepared_cohort": {
+        "cohort_rules",
+        "dicom",
+        "errors",
+        "files",
+        "labels",
+        "layouts",
+        "preparation",
+        "qc_page",
+        "sources",
+    },
+    "qc_page": {"files"},
+    "qc_picture": set(),
     "registration": {"errors"},
     "report": set(),
+    "run_record": {"errors", "files", "operating_point"},
+    "run_report": {"full_evaluation", "html_report", "report"},
     "schedule": {"errors", "scores"},
     "scores": {"errors"},
-    "scoring": {"bundle", "cohort", "dicom", "ensemble", "errors", "files", "report"},
+    "scoring": {
+        "bundle",
+        "cohort",
+        "dicom",
+        "ensemble",
+        "errors",
+        "evaluation_data",
+        "files",
+        "operating_point",
+        "report",
+        "threshold",
+    },
     "selection": {"diffusion", "errors", "series", "volume"},
     "series": {"diffusion", "errors"},
+    "sources": {"errors"},
     "statistics": {"errors", "metrics"},
     "summary": {"metrics"},
+    "tables": {"files"},
     "threshold": {"errors", "metrics", "operating_point"},
-    "transforms": {"dicom", "diffusion", "errors", "registration"},
-    "volume": {"errors", "series"},
+    "transforms": {"images"},
+    "trade_off": {"evaluation", "metrics", "statistics", "threshold"},
+    "volume": {"dicom_file", "errors", "series"},
 }
 
 # What a module must not know: losses and the constraint work without MONAI, figures of merit without torch too.
 FREE_OF_MONAI = (
     "alm", "batches", "constraint", "losses", "losses_multiclass", "processes", "ranking", "schedule", "scores",
 )  # fmt: skip
-FREE_OF_TORCH = ("calibration", "metrics", "operating_point", "statistics", "threshold")
+FREE_OF_TORCH = (
+    "calibration", "evaluation", "html_figures", "metrics", "operating_point", "statistics", "tables", "threshold",
+    "trade_off",
+)  # fmt: skip
 UNKNOWN = {module: {"monai", "ignite"} for module in FREE_OF_MONAI} | {
     module: {"monai", "ignite", "torch"} for module in FREE_OF_TORCH
 }
@@ -196,6 +274,22 @@ def test_package_imports_every_module_of_the_configs() -> None:
     named = {name.split(".")[1] for name in dotted_names()}
     assert named, "no config names anything of the package"
     assert named <= inner_edges(LIBRARY["__init__"].read_text("utf-8"))
+
+
+def test_names_of_the_package_are_loaded_when_used() -> None:
+    for name in mri_alm.__all__:
+        assert getattr(mri_alm, name) is not None
+    with pytest.raises(AttributeError, match="module 'mri_alm' has no attribute 'jobs'"):
+        mri_alm.jobs  # noqa: B018
+
+
+def test_reading_exams_needs_neither_torch_nor_monai() -> None:
+    """They take ten seconds to import; a dry run or a check takes two."""
+    code = (
+        "import sys, mri_alm.cohort_text, mri_alm.cohort_check; print({'torch', 'monai', 'sklearn'} & set(sys.modules))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert found.stdout.strip() == "set()"
 
 
 def test_one_version_everywhere() -> None:

@@ -92,6 +92,35 @@ def test_exams_to_score_need_no_label_patient_or_split(folder: Path) -> None:
     assert study.item()["label"] == 0.0
 
 
+def test_gland_and_crop_centre_reach_the_item(folder: Path) -> None:
+    columns = (*COLUMNS, "gland", "crop_center_mm")
+    manifest = write(folder, [[*row(0), "0_dwi.nii", ""], [*row(1), "", "1 -2.5 3e1"], [*row(2), "", ""]], columns)
+    items = [study.item() for study in read_manifest(manifest)]
+    assert items[0]["gland"] == str(folder / "0_dwi.nii")
+    assert [item.get("crop_center_mm") for item in items] == [None, "1 -2.5 3e1", None]
+
+
+@pytest.mark.parametrize("cell", ["1 2", "1,2,3", "a b c", "1 2 nan"])
+def test_a_crop_centre_that_is_no_point(folder: Path, cell: str) -> None:
+    manifest = write(folder, [[*row(0), cell]], (*COLUMNS, "crop_center_mm"))
+    with pytest.raises(InputError, match=r"row 2 \(study S0\) has a crop_center_mm that is not three numbers"):
+        read_manifest(manifest)
+
+
+def test_failed_and_unlabelled_rows_of_a_prepared_cohort_are_skipped(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    failed = ["S1", "S1", "", "", "", "", "", "failed"]
+    rows = [[*row(0), "ok"], failed, [*row(2, ""), "warn"], [*row(3, "1"), "warn"]]
+    manifest = write(folder, rows, (*COLUMNS, "status"))
+    assert [(s.index, s.study) for s in read_manifest(manifest)] == [(0, "S0"), (3, "S3")]
+    assert "skipped 1 failed and 1 unlabelled studies" in caplog.text
+    assert [s.study for s in read_manifest(manifest, labelled=False)] == ["S0", "S2", "S3"]
+    without_status = write(folder, [[*row(0)], ["S1", "S1", "", "train", "1_t2.nii", "1_adc.nii", "1_hbv.nii"]])
+    with pytest.raises(InputError, match='has label ""'):  # by hand, a missing label is a mistake
+        read_manifest(without_status)
+
+
 # --- Errors ---------------------------------------------------------------------------------------------------------
 
 WRONG_ROWS = {

@@ -10,12 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import SimpleITK as sitk  # noqa: N813
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mri_alm.errors import InputError
-from mri_alm.files import load_tensors, save_tensors, sha256, write_bytes, write_csv, write_json
+from mri_alm.files import (
+    load_tensors,
+    save_tensors,
+    secret_of,
+    sha256,
+    write_bytes,
+    write_csv,
+    write_json,
+    write_nifti,
+)
 
 
 def failing(error: BaseException) -> Callable[..., Any]:
@@ -173,3 +183,24 @@ def test_sha256(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"abc")
     assert sha256(tmp_path / "x") == hashlib.sha256(b"abc").hexdigest()
     assert sha256(tmp_path / "x").startswith("ba7816bf")  # FIPS 180-2
+
+
+def test_nifti_is_the_same_file_again_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    image = sitk.Image(4, 5, 6, sitk.sitkFloat32) + 1.5
+    image.SetSpacing((0.5, 0.5, 3.0))
+    write_nifti(tmp_path / "a.nii.gz", image)
+    write_nifti(tmp_path / "b.nii.gz", image)
+    assert sha256(tmp_path / "a.nii.gz") == sha256(tmp_path / "b.nii.gz")
+    assert names(tmp_path) == ["a.nii.gz", "b.nii.gz"]
+    back = sitk.ReadImage(str(tmp_path / "a.nii.gz"))
+    assert (back.GetSize(), back.GetSpacing(), back[0, 0, 0]) == ((4, 5, 6), (0.5, 0.5, 3.0), 1.5)
+    with pytest.raises(InputError, match=r"Cannot write .*gone.c\.nii\.gz"):
+        write_nifti(tmp_path / "gone" / "c.nii.gz", image)
+
+
+def test_a_secret_is_made_once_and_hidden_from_others(tmp_path: Path) -> None:
+    first = secret_of(tmp_path / "cohort")
+    assert re.fullmatch("[0-9a-f]{32}", first)
+    assert secret_of(tmp_path / "cohort") == first
+    assert secret_of(tmp_path / "other") != first
+    assert (tmp_path / "cohort" / "salt").stat().st_mode & 0o777 == 0o600

@@ -49,7 +49,7 @@ def load(path: Path) -> Any:
 def test_files_of_a_run(trained: Path) -> None:
     names = {path.name for path in trained.iterdir()}
     assert names == {
-        "config.json", "splits.csv", "heldout.csv", "threshold.json", "scores.csv", "metrics.json",
+        "config.json", "splits.csv", "heldout.csv", "threshold.json", "scores.csv", "metrics.json", "report.html",
         *(f"split_{k}" for k in SPLITS),
     }  # fmt: skip
     for k in SPLITS:
@@ -204,6 +204,7 @@ def test_a_finished_run_trains_nothing_again(manifest: Path, run: Path, no_train
     assert after.keys() == before.keys()
     for files in (before, after):
         files.pop("config.json")  # names the folder, which is a copy here
+        files.pop("report.html")  # shows that file's digest
     assert {name: content for name, (_, content) in after.items()} == {n: c for n, (_, c) in before.items()}
     for name in before:
         if name.startswith("split_"):
@@ -334,7 +335,7 @@ def test_failing_exams_are_named_together_and_the_others_are_kept(
     assert len(list((manifest.parent / "cache").glob("*.pt"))) == 34
     assert not run.exists()
     # The remedy works in the same run folder, without preparing the others again.
-    monkeypatch.setattr("mri_alm.transforms._read_volume", lambda *_: pytest.fail("prepared again"))
+    monkeypatch.setattr("mri_alm.images._read_volume", lambda *_: pytest.fail("prepared again"))
     train(manifest, run, exclude=["S04", "S11"], splits=1, max_epochs=1)
     assert (run / "scores.csv").exists()
     assert {"S04", "S11"}.isdisjoint(row["study"] for row in read_rows(run / "splits.csv"))
@@ -352,7 +353,7 @@ def test_max_fn_is_bounded_by_the_held_out_positives(
     manifest: Path, tmp_path: Path, refusal: Callable[..., str]
 ) -> None:
     text = refusal(train, manifest, tmp_path / "run", splits=1, max_fn=2)
-    expected = "2 positive studies are held out by the 1 splits, so --max_fn must be between 0 and 1."
+    expected = "2 positive patients are held out by the 1 splits, so --max_fn must be between 0 and 1."
     assert f"Cannot allow 2 false negatives: {expected}" in text
 
 

@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from mapie.risk_control import BinaryClassificationController
 from scipy.stats import binom, binomtest
 
 from mri_alm.errors import InputError
 from mri_alm.metrics import fpr_at_fn
 from mri_alm.threshold import (
+    certificate_in_words,
     clopper_pearson_upper,
     conformal_rank,
     fixed_fn_threshold,
@@ -17,6 +19,7 @@ from mri_alm.threshold import (
     minimum_positives,
     neyman_pearson_rank,
     neyman_pearson_threshold,
+    one_score_per_patient,
 )
 
 DRAWS = 20_000
@@ -243,3 +246,68 @@ def test_an_unknown_source_is_refused():
 def test_impossible_arguments_are_refused(call, match):
     with pytest.raises(InputError, match=match):
         call()
+
+
+# --- Another library ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("n", "alpha", "eps", "slack"),
+    [
+        (32, 0.1, 0.1, 0), (64, 0.1, 0.1, 0), (128, 0.05, 0.05, 0), (256, 0.05, 0.1, 0),
+        (100, 0.1, 0.05, 1), (208, 0.05, 0.05, 1),
+    ],
+)  # fmt: skip
+def test_mapie_finds_the_same_threshold(n: int, alpha: float, eps: float, slack: int) -> None:
+    """Its binary risk control, tested in fixed sequence over the positives' scores, has the same p-values.
+
+    It computes misses as ceil(n * rate): where n * rate is not exact in floats it can be one rank too careful.
+    """
+    rng = np.random.default_rng(n)
+    score = np.concatenate([rng.random(n), 0.6 * rng.random(200)])
+    label = np.concatenate([np.ones(n, dtype=int), np.zeros(200, dtype=int)])
+    grid = np.sort(score[:n])
+    controller = BinaryClassificationController(
+        lambda x: np.column_stack([1 - x[:, 0], x[:, 0]]),
+        "recall",
+        1 - alpha,
+        confidence_level=1 - eps,
+        best_predict_param_choice="recall",
+        list_predict_params=grid,
+        fwer_method="fixed_sequence",
+    ).calibrate(score[:, None], label)
+    theirs = int(np.searchsorted(grid, np.max(controller.valid_predict_params))) + 1
+    ours = neyman_pearson_rank(n, alpha, eps)
+    assert ours - slack <= theirs <= ours
+    assert neyman_pearson_threshold(label, score, alpha, eps).threshold == grid[ours - 1]
+
+
+# --- Patients, and what is known before training --------------------------------------------------------------------
+
+
+def test_a_patient_counts_once_and_on_the_cautious_side():
+    patient = ["a", "b", "a", "c", "b", "a"]
+    label = [1, 0, 1, 1, 0, 0]
+    score = [0.8, 0.3, 0.6, 0.9, 0.5, 0.2]
+    labels, scores = one_score_per_patient(patient, label, score)
+    assert list(zip(labels.tolist(), scores.tolist(), strict=True)) == [(1, 0.6), (0, 0.5), (1, 0.9), (0, 0.2)]
+    point = fixed_fn_threshold(labels, scores, 0)
+    assert (point.threshold, point.n_positive, point.n_negative) == (0.6, 2, 2)
+    with pytest.raises(InputError, match="Each of the 6 scores needs its patient, found 5 patients"):
+        one_score_per_patient(patient[:5], label, score)
+
+
+def test_copies_of_an_exam_do_not_make_a_certificate():
+    """Twenty-two positives may certify 10 % at 90 %; eleven patients with two exams each may not."""
+    score = np.random.default_rng(0).random(44)
+    label = np.repeat([1, 0], 22)
+    twice = [f"p{i // 2}" for i in range(44)]
+    assert math.isfinite(neyman_pearson_threshold(label, score, 0.1, 0.1).threshold)
+    rows = one_score_per_patient(twice, label, score)
+    assert neyman_pearson_threshold(*rows, 0.1, 0.1).threshold == -math.inf
+
+
+def test_what_the_positives_can_promise_is_said_before_training():
+    text = certificate_in_words(13)
+    assert text == "13 positives cannot certify a miss rate of 10 % at 90 % confidence; 22 can."
+    assert certificate_in_words(59, 0.05, 0.05) == "59 positives can certify a miss rate of 5 % at 95 % confidence."

@@ -284,7 +284,7 @@ def test_without_registration_diffusion_stays_where_the_scanner_put_it(study: Ph
 
 def test_a_refused_registration_is_a_warning(study: PhantomStudy, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = Registration(sitk.Transform(3, sitk.sitkIdentity), False, 0.2, 0.21, 20.0, 3.0, "implausible movement")
-    monkeypatch.setattr("mri_alm.transforms.register_rigid", lambda *_: refused)
+    monkeypatch.setattr("mri_alm.images.register_rigid", lambda *_: refused)
     item = images(study) | {"report": json.dumps({"warnings": ["an earlier one"]})}
     report = json.loads(RegisterDiffusiond((2, 2, 3), (40, 40, 20))(item)["report"])
     assert report["registration"] == {

@@ -1,0 +1,117 @@
+"""What kind of map an image is, by its voxels alone: ADC or high-b signal, acquired or calculated.
+
+Header words and column names can be wrong or absent. The two maps of an exam differ in their noise: a signal varies
+more where it is larger, while an ADC map, a ratio of signals, varies most where the signal is small and its own value
+means little. The rank correlation between local mean and local spread tells that without any unit, scale or b-value,
+and without knowing where the bladder is.
+"""
+
+import numpy as np
+import SimpleITK as sitk  # noqa: N813
+from numpy.typing import NDArray
+from scipy.ndimage import minimum_filter, uniform_filter
+from scipy.stats import spearmanr
+
+from mri_alm.diffusion import adc_unit, fit_adc
+from mri_alm.errors import StudyError
+
+FIELD_MM = 120.0  # about the centre; further out there is air, and the fat of the body wall
+WINDOW_MM = 6.0
+MIN_VOXELS = 5000  # a correlation over fewer is too uncertain; exams have 20,000 and more
+# Chosen on 13 pairs of maps of three ProstateX exams and on 60 of 20 phantoms, figures in docs/ingest.md: growth of the
+# high-b image minus growth of the ADC map was 0.30 to 0.96, and 0.15 and more with both maps smoothed by 2 mm.
+SWAPPED = -0.1
+# ADC maps had a growth of -0.30 to 0.22, signals at b = 400 and above 0.42 to 0.77.
+ADC_GROWTH = 0.32
+# Median deviation from the decay fitted to the acquired b-values: calculated 0.03 to 0.06, acquired 0.10 and more.
+CALCULATED = 0.08
+
+
+def spread_growth(image: sitk.Image) -> float:
+    """Rank correlation between local mean and local spread in the central field; NaN where too few voxels tell.
+
+    Args:
+        image: 3D map, any unit; voxels next to zeros are left out, as maps are often masked.
+    """
+    volume = _field(image)
+    x, y, _ = image.GetSpacing()
+    window = (1, max(3, round(WINDOW_MM / y)), max(3, round(WINDOW_MM / x)))
+    mean = uniform_filter(volume, window)
+    spread = np.sqrt(np.maximum(uniform_filter(volume**2, window) - mean**2, 0.0))
+    inside = minimum_filter(volume, window) > 0
+    if inside.sum() < MIN_VOXELS or np.ptp(mean[inside]) == 0 or np.ptp(spread[inside]) == 0:
+        return float("nan")
+    return float(spearmanr(mean[inside], spread[inside]).statistic)
+
+
+def check_maps(adc: sitk.Image, hbv: sitk.Image) -> None:
+    """Refuse an ADC map and a high-b image that stand in each other's place.
+
+    Args:
+        adc: What is said to be the ADC map, any unit.
+        hbv: What is said to be the high-b image, any scale.
+
+    Raises:
+        StudyError: ``maps_swapped``; ``maps_equal`` if both are the same image.
+    """
+    if adc.GetSize() == hbv.GetSize() and np.array_equal(*map(sitk.GetArrayViewFromImage, (adc, hbv))):
+        raise StudyError("maps_equal", "ADC and high-b hold the same voxels. Give the path of each map in its column.")
+    growth = spread_growth(adc), spread_growth(hbv)
+    if growth[1] - growth[0] < SWAPPED:
+        raise StudyError(
+            "maps_swapped",
+            "ADC and high-b seem to be in each other's place: the image given as ADC varies most where it is bright "
+            f"(rank correlation {growth[0]:.2f}), as a signal does, and the one given as high-b where it is dark "
+            f"({growth[1]:.2f}), as an ADC map does. Exchange the two.",
+        )
+
+
+def looks_like_adc(image: sitk.Image, dwi: dict[float, sitk.Image]) -> bool:
+    """Whether an image without a name is an ADC map.
+
+    Args:
+        image: The unknown one.
+        dwi: Acquired images by b on the same grid; with two or more, the map must agree with the ADC fitted to them
+            (rank correlation above 0.8), which no fractional anisotropy does.
+    """
+    try:
+        adc_unit(image)
+    except StudyError:
+        return False
+    if not spread_growth(image) < ADC_GROWTH:
+        return False
+    if len(dwi) < 2:
+        return True
+    mine, fitted = _field(image), _field(fit_adc(dwi))
+    inside = (mine > 0) & (fitted > 0)
+    return bool(inside.any() and spearmanr(mine[inside], fitted[inside]).statistic > 0.8)
+
+
+def looks_calculated(image: sitk.Image, b: float, dwi: dict[float, sitk.Image]) -> bool:
+    """Whether an image shows what the decay fitted to other b-values predicts: then it has no noise of its own.
+
+    Args:
+        image: Image at ``b``, at least one of whose voxels is positive.
+        b: Its b-value in s/mm2.
+        dwi: Acquired images by b on the same grid, two or more.
+    """
+    values = np.array(sorted(dwi))
+    logs = np.log(np.maximum(np.stack([_field(dwi[value]) for value in values]), 0.5))
+    slope = np.minimum(np.tensordot((values - values.mean()) / np.sum((values - values.mean()) ** 2), logs, axes=1), 0)
+    predicted = np.exp(logs.mean(axis=0) + (b - values.mean()) * slope)
+    found, lowest = _field(image), logs[0]
+    tissue = (found > 0) & (lowest > np.percentile(lowest, 40))
+    ratio = found[tissue] / predicted[tissue]
+    return bool(tissue.any() and np.median(np.abs(ratio / np.median(ratio) - 1)) < CALCULATED)
+
+
+def _field(image: sitk.Image) -> NDArray[np.float64]:
+    """Central part in plane (slices, rows, columns), not finite voxels as zeros."""
+    volume = sitk.GetArrayFromImage(image).astype(np.float64)
+    rows, columns = (
+        slice(max(n // 2 - half, 0), n // 2 + half)
+        for n, half in zip(
+            volume.shape[1:], (round(FIELD_MM / 2 / mm) for mm in image.GetSpacing()[1::-1]), strict=True
+        )
+    )
+    return np.nan_to_num(volume[:, rows, columns], posinf=0.0, neginf=0.0)

@@ -1,0 +1,65 @@
+"""One DICOM file -> a pydicom data set, without trusting what the file says about its own lengths."""
+
+import io
+import logging
+import os
+import warnings
+from pathlib import Path
+from struct import error as StructError  # noqa: N812
+from typing import Any
+
+import pydicom
+import SimpleITK as sitk  # noqa: N813
+from pydicom.dataset import FileDataset
+from pydicom.errors import BytesLengthException, InvalidDicomError
+
+# What pydicom raises on damaged files; anything else is a bug of ours and keeps its traceback.
+DAMAGED = (
+    InvalidDicomError,
+    BytesLengthException,
+    ValueError,
+    KeyError,
+    AttributeError,
+    TypeError,
+    EOFError,
+    OSError,
+    NotImplementedError,
+    OverflowError,
+    MemoryError,
+    RecursionError,
+    StopIteration,
+    StructError,
+)
+
+
+def read_dicom(path: Path, **options: Any) -> FileDataset:
+    """The data set of a file with or without preamble; damaged ones raise one of ``DAMAGED``, here or at an element.
+
+    Args:
+        path: File.
+        options: As for :func:`pydicom.dcmread`.
+    """
+    with _Bounded(io.FileIO(path)) as stream:
+        return pydicom.dcmread(stream, force=True, **options)
+
+
+def silence_readers() -> None:
+    """Keep pydicom's and ITK's own messages out of terminals and logs: they quote values and paths of damaged files.
+
+    The settings are for the whole process and stay; what is wrong with a file is said by our own messages.
+    """
+    warnings.filterwarnings("ignore", module=r"pydicom(\.|$)")
+    logging.getLogger("pydicom").setLevel(logging.CRITICAL)
+    sitk.ProcessObject.GlobalWarningDisplayOff()
+
+
+class _Bounded(io.BufferedReader):
+    """A file that is never asked for more than it holds: Python allocates what it is asked for, be it gigabytes."""
+
+    def __init__(self, raw: io.FileIO) -> None:
+        super().__init__(raw)
+        self._length = os.fstat(raw.fileno()).st_size
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        left = max(self._length - self.tell(), 0)
+        return super().read(left if size is None or size < 0 else min(size, left))

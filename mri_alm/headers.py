@@ -1,0 +1,174 @@
+"""A directory tree -> the DICOM studies in it, by headers only; every file is accounted for."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pydicom.dataset import Dataset, FileDataset
+from pydicom.uid import EnhancedMRImageStorage, MRImageStorage
+
+from mri_alm.dicom_file import DAMAGED, read_dicom, silence_readers
+from mri_alm.diffusion import DIRECTION_TAGS, GE_B, PHILIPS_B, SIEMENS_B, UIH_B
+from mri_alm.errors import InputError
+from mri_alm.series import frames_of
+
+# Only these elements are ever read from a header: no name, birth date or accession number enters the program.
+HEADER_TAGS: list[Any] = [
+    "SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID", "FrameOfReferenceUID",
+    "SeriesNumber", "SeriesDescription", "ProtocolName", "ImageType", "AcquisitionTime", "SeriesTime", "ContentTime",
+    "Manufacturer", "ManufacturerModelName", "MagneticFieldStrength", "PatientIdentityRemoved",
+    "Rows", "Columns", "SamplesPerPixel", "PixelSpacing", "ImagePositionPatient", "ImageOrientationPatient",
+    "RescaleSlope", "RescaleIntercept", "EchoTime", "ScanningSequence", "DiffusionBValue", "MRDiffusionSequence",
+    "SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence",
+    SIEMENS_B, PHILIPS_B, GE_B, UIH_B, *DIRECTION_TAGS,
+]  # fmt: skip
+DICOMDIR = "1.2.840.10008.1.3.10"
+
+
+@dataclass
+class StudyFiles:
+    """The files of one study, by headers only.
+
+    Args:
+        uid: StudyInstanceUID; never write it anywhere, see :func:`study_key`.
+        files: Images, in deterministic order.
+        headers: One per image, holding ``HEADER_TAGS`` only.
+        ignored: Files that are no image, with the reason.
+        failed: Files that should have been images but cannot be read, with the reason.
+    """
+
+    uid: str
+    files: list[Path] = field(default_factory=list)
+    headers: list[Dataset] = field(default_factory=list)
+    ignored: dict[Path, str] = field(default_factory=dict)
+    failed: dict[Path, str] = field(default_factory=dict)
+
+
+def find_studies(root: Path, *, keep: int | None = None) -> list[StudyFiles]:
+    """Studies in a directory tree with any file names, ordered by their first file.
+
+    Every file ends up in exactly one study, as image, ignored or failed. A file that is no image counts with the study
+    nearest to it; a top folder with unreadable files and no image at all becomes a study of its own without images, so
+    that it cannot vanish in silence.
+
+    Args:
+        root: Where to look, at any depth.
+        keep: Headers kept in memory; by default all. Studies beyond come without, see :func:`with_headers`.
+
+    Raises:
+        InputError: If ``root`` is no directory, or holds no file.
+    """
+    silence_readers()
+    if not root.is_dir():
+        raise InputError(f"{root}: no such directory. Give a folder with DICOM files.")
+    studies: dict[str, StudyFiles] = {}
+    strays: list[tuple[Path, str, bool]] = []
+    seen: set[str] = set()
+    for file in sorted(path for path in root.rglob("*") if path.is_file()):
+        header, reason, failed = _read_header(file)
+        if header is None:
+            strays.append((file, reason, failed))
+            continue
+        uid = str(header.get("StudyInstanceUID") or "")
+        study = studies.setdefault(uid, StudyFiles(uid))
+        instance = str(header.get("SOPInstanceUID") or file)
+        if instance in seen:
+            study.ignored[file] = "copy of an image already seen"
+            continue
+        seen.add(instance)
+        study.files.append(file)
+        if keep is None or len(seen) <= keep:
+            study.headers.append(header)
+    homes = _homes(studies.values())
+    for file, reason, failed in strays:
+        study = _nearest(file, root, homes, failed) or studies.setdefault(uid := _top(file, root), StudyFiles(uid))
+        (study.failed if failed else study.ignored)[file] = reason
+    if not studies:
+        raise InputError(f"{root}: the folder is empty. Give a folder with DICOM files.")
+    return list(studies.values())
+
+
+def with_headers(study: StudyFiles) -> StudyFiles:
+    """The study with a header for each image: those not kept by :func:`find_studies` are read again.
+
+    A large archive's headers fill gigabytes (20 kB each), so a cohort reads those of one study at a time.
+    """
+    if len(study.headers) == len(study.files):
+        return study
+    whole = replace(study, files=[], headers=[], failed=dict(study.failed))
+    for file in study.files:
+        header, reason, _ = _read_header(file)
+        if header is None:
+            whole.failed[file] = reason
+        else:
+            whole.files.append(file)
+            whole.headers.append(header)
+    return whole
+
+
+def _homes(studies: Iterable[StudyFiles]) -> dict[Path, StudyFiles]:
+    """Every folder with images somewhere below it -> its first study."""
+    homes: dict[Path, StudyFiles] = {}
+    for study in studies:
+        for folder in (folder for file in study.files for folder in file.parents):
+            homes.setdefault(folder, study)
+    return homes
+
+
+def _nearest(file: Path, root: Path, homes: dict[Path, StudyFiles], failed: bool) -> StudyFiles | None:
+    """The study whose images lie closest to a file; none for a failed file in a top folder without any study."""
+    for folder in file.parents:
+        if folder == root and failed and file.parent != root:
+            return None
+        if folder in homes:
+            return homes[folder]
+    return None
+
+
+def _top(file: Path, root: Path) -> str:
+    return f"folder:{file.relative_to(root).parts[0] if file.parent != root else ''}"
+
+
+def _read_header(file: Path) -> tuple[Dataset | None, str, bool]:
+    """The image header of a file, or None with the reason and whether the file should have been readable."""
+    try:
+        with file.open("rb") as stream:
+            start = stream.read(132)
+        if start.startswith((b"version https://git-lfs", b"PK\x03\x04")):
+            return (
+                None,
+                "zip archive; unpack it first" if start[:2] == b"PK" else "Git LFS pointer instead of data",
+                True,
+            )
+        # Some exports lack the preamble and begin with the first element of group 2 or 8.
+        if start[128:] != b"DICM" and start[:2] not in (b"\x02\x00", b"\x08\x00"):
+            return None, "not DICOM", False
+        header = read_dicom(file, stop_before_pixels=True, specific_tags=HEADER_TAGS)
+        _drop_unreadable(header)
+        if reason := _no_image(header):
+            return None, reason, False
+        frames_of(file, header)
+    except DAMAGED as error:
+        return None, f"damaged DICOM ({type(error).__name__})", True
+    return header, "", False
+
+
+def _drop_unreadable(header: Dataset) -> None:
+    """An element whose value cannot be understood counts as absent: most of them nobody needs."""
+    for tag in list(header.keys()):
+        try:
+            header[tag]
+        except DAMAGED:
+            del header[tag]
+
+
+def _no_image(header: FileDataset) -> str:
+    """Why a readable header is none of a grey-scale image, or nothing."""
+    if str(header.file_meta.get("MediaStorageSOPClassUID")) == DICOMDIR:
+        return "DICOMDIR"
+    if "Rows" not in header:
+        if header.get("SOPClassUID", "") in ("", MRImageStorage, EnhancedMRImageStorage):
+            raise EOFError("the header ends before the image")
+        return "DICOM without an image"
+    return "" if int(header.get("SamplesPerPixel") or 1) == 1 else "colour picture"

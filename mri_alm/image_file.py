@@ -1,0 +1,80 @@
+"""One NIfTI, MHA or NRRD file -> a SimpleITK image, its header judged before a byte of it is allocated."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import SimpleITK as sitk  # noqa: N813
+
+from mri_alm.dicom_file import silence_readers
+from mri_alm.errors import StudyError
+from mri_alm.volume import MAX_VOXELS, SPACING_MM
+
+MAX_SERIES_VOXELS = 4 * MAX_VOXELS  # all volumes of a 4D file
+DEFLATE_RATIO = 1100  # zlib never packs tighter than 1032 to 1
+DETACHED = (".mhd", ".nhdr", ".hdr")  # headers whose voxels are in another file
+BYTES = {
+    sitk.sitkInt16: 2,
+    sitk.sitkUInt16: 2,
+    sitk.sitkInt32: 4,
+    sitk.sitkUInt32: 4,
+    sitk.sitkFloat32: 4,
+    sitk.sitkInt64: 8,
+    sitk.sitkUInt64: 8,
+    sitk.sitkFloat64: 8,
+}
+
+
+def read_image(path: Path, name: str, *, mask: bool = False) -> sitk.Image:
+    """A grey-scale image of three or four dimensions as float32, voxels that are not finite set to zero.
+
+    Args:
+        path: File in any format that SimpleITK reads.
+        name: The manifest's column, for messages; the path may name the patient.
+        mask: A mask may have one value everywhere.
+
+    Raises:
+        StudyError: ``unreadable`` if it is no such image, its header claims more than the file can hold, or its
+            geometry is impossible; ``empty_volume`` if all voxels have one value.
+    """
+    silence_readers()
+    reader = sitk.ImageFileReader()
+    reader.SetFileName(str(path))
+    reader.SetOutputPixelType(sitk.sitkFloat32)
+    try:
+        reader.ReadImageInformation()
+        _check_claim(reader, path, name)
+        image = reader.Execute()
+    except RuntimeError:  # SimpleITK's message holds the path
+        raise StudyError(
+            "unreadable",
+            f"Column {name}: the {path.suffix or 'file'} file is no image that can be read. Export it again.",
+        ) from None
+    voxels = sitk.GetArrayFromImage(image)
+    finite = np.isfinite(voxels)
+    if not finite.any() or (not mask and np.ptp(voxels[finite]) == 0):
+        raise StudyError("empty_volume", f"Column {name}: every voxel has the same value, or none is finite.")
+    if finite.all():
+        return image
+    clean = sitk.GetImageFromArray(np.where(finite, voxels, np.float32(0)), isVector=False)
+    clean.CopyInformation(image)
+    return clean
+
+
+def _check_claim(reader: sitk.ImageFileReader, path: Path, name: str) -> None:
+    """Refuse what a header claims but no file of this size can hold, and grids that are no place in space."""
+    size, spacing, (low, high) = reader.GetSize(), reader.GetSpacing(), SPACING_MM
+    voxels = math.prod(size)
+    claimed = voxels * reader.GetNumberOfComponents() * BYTES.get(reader.GetPixelID(), 1)
+    available = path.stat().st_size * (1 if path.suffix == ".nii" else DEFLATE_RATIO)
+    if path.suffix.lower() not in DETACHED and claimed > available:
+        problem = f"its header claims {claimed:,} bytes of voxels, more than the file can hold"
+    elif voxels > MAX_SERIES_VOXELS:
+        problem = f"its header claims {voxels:,} voxels"
+    elif reader.GetNumberOfComponents() != 1:
+        problem = "it is a colour or vector image"
+    elif not all(map(math.isfinite, reader.GetOrigin())) or not all(low <= mm <= high for mm in spacing[:3]):
+        problem = "its voxel spacing is not 0.01 to 100 mm, or its origin no number"
+    else:
+        return
+    raise StudyError("unreadable", f"Column {name}: {problem}. Export it again.")

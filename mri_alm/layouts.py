@@ -1,0 +1,198 @@
+"""Studies in a folder of any layout, found by names and headers only; every file is accounted for."""
+
+import json
+import os
+import re
+from pathlib import Path, PurePath
+
+import pydicom
+
+from mri_alm.cohort_rules import LAYOUTS, CohortRules, tidy
+from mri_alm.dicom import StudyFiles, find_studies
+from mri_alm.errors import InputError, StudyError
+from mri_alm.labels import read_table
+from mri_alm.named_files import named_sources, role_of
+from mri_alm.sources import IMAGE, Input, Source, bvals_of, stem, unusable, walk
+
+KEPT_HEADERS = 4000  # images; 80 MB
+_PICAI = re.compile(r"([^_]+)_([^_]+)_(t2w|adc|hbv|sag|cor)")
+_PICAI_COLUMNS = {"t2w": "t2", "adc": "adc", "hbv": "hbv"}
+_NNUNET = re.compile(r"(.+)_(\d{4})")
+_TABLE = ("t2", "adc", "hbv", "dwi", "gland", "dicom")
+
+
+def find_sources(root: Path, rules: CohortRules) -> Input:
+    """Studies of a folder or table, in a stable order.
+
+    Raises:
+        InputError: If there is nothing to prepare, or the input is an archive.
+    """
+    if root.suffix.lower() in (".zip", ".tar", ".tgz", ".7z"):
+        raise InputError(f"{root} is an archive. Unpack it and give the folder.")
+    if not root.exists():
+        raise InputError(f"{root}: no such file or folder. Give a folder of studies, or a table (.csv) of image files.")
+    layout = rules.layout or detect_layout(root)
+    if (layout == "table") != root.is_file():
+        raise InputError(f"{root} cannot have the layout {layout} ({', '.join(LAYOUTS)}); a table is a .csv file.")
+    readers = {"dicom": _dicom, "table": _table, "picai": _picai, "nnunet": _nnunet, "named": named_sources}
+    sources, outside = readers[layout](root, rules)
+    if not sources:
+        raise InputError(f"{root}: no study found, read as layout {layout}. Force another one in the rules file.")
+    for source in sources:
+        if not source.error and "dicom" not in source.item:
+            source.error = _incomplete(source)
+    return Input(root, layout, sorted(sources, key=lambda one: one.files[:1] or [root]), outside)
+
+
+def detect_layout(root: Path) -> str:
+    """The layout that names and first bytes speak for; DICOM when nothing speaks for another one."""
+    if root.is_file():
+        return "table"
+    if (root / "dataset.json").is_file() and any((root / part).is_dir() for part in ("imagesTr", "imagesTs")):
+        return "nnunet"
+    images = False
+    for file in walk(root):
+        if unusable(file):
+            continue
+        if IMAGE.search(file.name):
+            images = True
+            if (match := _PICAI.fullmatch(stem(file))) and match[3] == "t2w":
+                return "picai"
+        elif _is_dicom(file):
+            return "dicom"
+    return "named" if images else "dicom"
+
+
+def _is_dicom(file: Path) -> bool:
+    with file.open("rb") as stream:
+        return stream.read(132)[128:] == b"DICM"
+
+
+def _incomplete(source: Source) -> StudyError | None:
+    item, reasons = source.item, sorted(set(source.failed.values()))
+    complete = "t2" in item and ("dwi" in item or {"adc", "hbv"} <= item.keys())
+    if reasons and not complete:
+        code = "pointer" if any("pointer" in reason for reason in reasons) else "unreadable"
+        return StudyError(code, f"{len(source.failed)} of its files cannot be used: {'; '.join(reasons)}.")
+    if "t2" not in item:
+        return StudyError("no_t2", "No file of this study is an axial T2 image. Name it in the rules or the table.")
+    if "dwi" not in item and not {"adc", "hbv"} <= item.keys():
+        lacking = " and ".join(name for name in ("adc", "hbv") if name not in item)
+        return StudyError("no_diffusion", f"The study has no {lacking}, and no 4D diffusion with b-values instead.")
+    return None
+
+
+def _dicom(root: Path, _: CohortRules) -> tuple[list[Source], dict[Path, str]]:
+    sources = []
+    for study in find_studies(root, keep=KEPT_HEADERS):
+        every = [*study.files, *study.failed, *study.ignored]
+        folder = PurePath(os.path.commonpath([file.parent for file in study.files or every])).relative_to(root)
+        folders = [tidy(str(place)) for place in (folder, *folder.parents) if place.parts]
+        names = [tidy(study.uid), *folders, *(tidy(PurePath(name).name) for name in folders)]
+        patient = _patient_id(study)
+        owner = patient or (folder.parts[0] if folder.parts else study.uid)
+        patients = [name for name in (tidy(patient), *names[1:]) if name]
+        sources.append(Source(study.uid, owner, names, patients, {"dicom": study}))
+    return sources, {}
+
+
+def _patient_id(study: StudyFiles) -> str:
+    """The patient's number, to match labels and to keep patients together; never written."""
+    if not study.files:
+        return ""
+    header = pydicom.dcmread(study.files[0], stop_before_pixels=True, specific_tags=["PatientID"], force=True)
+    return str(header.get("PatientID") or "").strip()
+
+
+def _table(path: Path, _: CohortRules) -> tuple[list[Source], dict[Path, str]]:
+    sources = []
+    seen: set[str] = set()
+    for number, row in enumerate(read_table(path), 2):
+        study = row.get("study") or f"row {number}"
+        patient = row.get("patient") or study
+        uid = f"{study}|{number}" if study in seen else study
+        seen.add(study)
+        source = Source(uid, patient, [tidy(study)], [tidy(patient)])
+        if row.get("crop_center_mm"):
+            source.item["crop_center_mm"] = row["crop_center_mm"]
+        for column in _TABLE:
+            place = path.parent / row[column] if row.get(column) else None
+            if place is not None:
+                _add(source, column, place)
+        sources.append(source)
+    return sources, {}
+
+
+def _add(source: Source, column: str, place: Path) -> None:
+    """One cell of a table: a file, a folder of one DICOM series, or (column dicom) a folder of one study."""
+    if not place.exists():
+        source.failed[place] = f"column {column} names it, but it does not exist"
+        source.error = StudyError("missing_file", f"The path in column {column} does not exist. Correct the table.")
+    elif column == "dicom":
+        studies = find_studies(place, keep=0)
+        source.item["dicom"] = studies[0]
+        for other in studies[1:]:
+            source.ignored |= dict.fromkeys(other.files, "of another study") | other.ignored
+            source.failed |= other.failed
+            source.error = StudyError("several_studies", "Column dicom names a folder with several studies.")
+    else:
+        source.item[column] = str(place)
+        source.used |= dict.fromkeys(walk(place) if place.is_dir() else [place, *bvals_of(place)], column)
+
+
+def _picai(root: Path, _: CohortRules) -> tuple[list[Source], dict[Path, str]]:
+    found: dict[str, Source] = {}
+    outside: dict[Path, str] = {}
+    for file in walk(root):
+        match = _PICAI.fullmatch(stem(file)) if IMAGE.search(file.name) else None
+        if match is None:
+            outside[file] = "not of the form patient_study_t2w, _adc or _hbv"
+            continue
+        patient, study, kind = match.groups()
+        name = f"{patient}_{study}"
+        source = found.setdefault(name, Source(name, patient, [tidy(name), tidy(study)], [tidy(patient)]))
+        if kind in _PICAI_COLUMNS:
+            source.take(_PICAI_COLUMNS[kind], file)
+        else:
+            source.ignored[file] = "a plane that is not needed"
+    return list(found.values()), outside
+
+
+def _nnunet(root: Path, rules: CohortRules) -> tuple[list[Source], dict[Path, str]]:
+    channels = _channels(root / "dataset.json", rules)
+    found: dict[str, Source] = {}
+    outside: dict[Path, str] = {}
+    for file in walk(root):
+        part = file.relative_to(root).parts[0]
+        match = _NNUNET.fullmatch(stem(file)) if IMAGE.search(file.name) else None
+        if match is None or part not in ("imagesTr", "imagesTs"):
+            outside[file] = "not an image of imagesTr or imagesTs"
+            continue
+        case = match[1]
+        owner = case.split("_")[0] if re.fullmatch(r"[^_]+_[^_]+", case) else case
+        names = [tidy(f"{part}/{case}"), tidy(case)]
+        side = "train" if part == "imagesTr" else "test"
+        source = found.setdefault(names[0], Source(names[0], owner, names, [tidy(owner)], split=side))
+        if int(match[2]) in channels:
+            source.take(channels[int(match[2])], file)
+        else:
+            source.ignored[file] = "a channel that is not needed"
+    return list(found.values()), outside
+
+
+def _channels(path: Path, rules: CohortRules) -> dict[int, str]:
+    """Channel number -> column, by the channel names of ``dataset.json`` (``modality`` in its first version)."""
+    try:
+        dataset = json.loads(path.read_text("utf-8"))
+        given = dataset.get("channel_names") or dataset["modality"]
+        named = {int(number): str(name) for number, name in given.items()}
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise InputError(f"{path}: no channel_names that can be read ({type(error).__name__}).") from None
+    roles = {number: role_of(name, rules.files) for number, name in named.items()}
+    columns = {number: "hbv" if role == "dwi" else role for number, role in roles.items()}
+    if not {"t2", "adc", "hbv"} <= set(columns.values()):
+        raise InputError(
+            f"{path}: the channels {', '.join(named.values())} are not recognised as T2, ADC and high b. "
+            "Give patterns for them under files in the rules file."
+        )
+    return {number: column for number, column in columns.items() if column in _TABLE}

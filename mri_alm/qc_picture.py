@@ -1,0 +1,61 @@
+"""The picture by which a person judges a prepared study: T2, ADC, high b, and ADC's colours over T2."""
+
+import io
+from collections.abc import Mapping, Sequence
+
+import matplotlib as mpl
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+BOX_MM = 112.0  # the crop that configs/prostate_alm.json trains on
+_HEIGHTS = (0.35, 0.5, 0.65)  # of the slices, feet to head
+_PIXELS = 160  # of one panel
+_ADC_TOP = 2500.0  # 1e-6 mm2/s
+
+
+def study_strip(arrays: Mapping[str, NDArray[np.float32]], spacing: Sequence[float]) -> bytes:
+    """JPEG of a prepared study: a row per height, four panels each; the box is the training crop.
+
+    Args:
+        arrays: ``t2``, ``adc`` (1e-6 mm2/s), ``hbv`` and ``valid``, each (slices, rows, columns).
+        spacing: Millimetres along columns, rows and slices.
+    """
+    depth, height, width = arrays["t2"].shape
+    panel = (_PIXELS, round(_PIXELS * height * spacing[1] / (width * spacing[0])))
+    page = Image.new("RGB", (4 * panel[0], len(_HEIGHTS) * panel[1]))
+    gray = {name: _window(arrays[name]) for name in ("t2", "hbv")}
+    adc = np.clip(arrays["adc"] / _ADC_TOP, 0, 1)
+    colours = mpl.colormaps["inferno"](adc)[..., :3]
+    for row, part in enumerate(_HEIGHTS):
+        level = min(int(part * depth), depth - 1)
+        t2 = np.repeat(gray["t2"][level][..., None], 3, axis=2)
+        known = arrays["valid"][level][..., None] > 0
+        over = np.where(known, 0.55 * t2 + 0.45 * colours[level], t2)
+        for column, picture in enumerate((t2, adc[level], gray["hbv"][level], over)):
+            page.paste(_panel(picture, panel), (column * panel[0], row * panel[1]))
+        _box(page, row, panel, (width * spacing[0], height * spacing[1]))
+    buffer = io.BytesIO()
+    page.save(buffer, "JPEG", quality=70)
+    return buffer.getvalue()
+
+
+def _window(array: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Values between the 1st and 99.5th percentile of the middle, as 0 to 1: the rim glows beside the coils."""
+    _, height, width = array.shape
+    middle = array[:, height // 4 : -(height // 4), width // 4 : -(width // 4)]
+    inside = middle[middle != 0]
+    low, high = np.percentile(inside, (1, 99.5)) if inside.size else (0.0, 1.0)
+    return np.clip((array - low) / max(high - low, 1e-9), 0, 1).astype(np.float64)
+
+
+def _panel(picture: NDArray[np.float64], size: tuple[int, int]) -> Image.Image:
+    return Image.fromarray((255 * picture).astype(np.uint8)).convert("RGB").resize(size, Image.Resampling.BILINEAR)
+
+
+def _box(page: Image.Image, row: int, panel: tuple[int, int], field_mm: tuple[float, float]) -> None:
+    """Outline of the training crop on the T2 panel."""
+    half = [0.5 * size * min(1.0, BOX_MM / mm) for size, mm in zip(panel, field_mm, strict=True)]
+    middle = (panel[0] / 2, (row + 0.5) * panel[1])
+    corners = [middle[0] - half[0], middle[1] - half[1], middle[0] + half[0] - 1, middle[1] + half[1] - 1]
+    ImageDraw.Draw(page).rectangle(corners, outline=(80, 200, 120))

@@ -1,0 +1,77 @@
+r"""Scores and labels in; figures with intervals, subgroups, comparisons and a report out.
+
+    python pipelines/evaluate.py --scores scores.csv --labels labels.csv --output OUT
+    python pipelines/evaluate.py --scores ALM=a/scores.csv BCE=b/scores.csv --labels cohort/manifest.csv \
+        --run runs/prostate_alm --group-by vendor field_strength --output OUT
+
+Writes metrics.json, tables/ (CSV, JSON, LaTeX) and report.html, one file for any browser. docs/report.md explains how
+to read it. Exit status: 0 done, 2 the input cannot be used. Research use only.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mri_alm.errors import InputError
+from mri_alm.evaluation_files import in_words, pictures_beside, write_evaluation
+from mri_alm.full_evaluation import evaluate
+
+
+def named_files(texts: Sequence[str]) -> dict[str, Path]:
+    """``NAME=FILE`` or ``FILE``, which is named after itself, or after its folder when it is a scores.csv."""
+    found: dict[str, Path] = {}
+    for text in texts:
+        name, separator, file = text.partition("=")
+        if not separator or Path(text).exists():
+            path = Path(text)
+            name = path.resolve().parent.name if path.stem == "scores" else path.stem
+        else:
+            path = Path(file)
+        if not name or name in found:
+            raise InputError(f'--scores: two files are named "{name}". Write NAME=FILE to tell them apart.')
+        found[name] = path
+    return found
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scores", nargs="+", required=True, metavar="[NAME=]FILE", help="scores.csv of each model")
+    parser.add_argument("--labels", type=Path, required=True, help="CSV with study and label; a manifest will do")
+    parser.add_argument("--output", type=Path, required=True, help="folder to write to")
+    parser.add_argument("--run", type=Path, help="run folder that the first file of scores comes from")
+    parser.add_argument("--group-by", nargs="*", metavar="COLUMN", help="columns of --labels that make subgroups")
+    parser.add_argument("--pictures", type=Path, help="folder with STUDY.png (default: that of the first scores)")
+    parser.add_argument("--draws", type=int, default=2000, help="bootstrap resamples (default 2000)")
+    parser.add_argument("--seed", type=int, default=0, help="of the resamples (default 0)")
+    options = parser.parse_args(arguments)
+    if options.draws < 100:
+        parser.error("--draws must be 100 or more: an interval's ends are the 2.5 and 97.5 % points of the draws")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Evaluate and write; the exit status."""
+    options = parse(arguments)
+    try:
+        scores = named_files(options.scores)
+        evaluation = evaluate(
+            scores,
+            options.labels,
+            run=options.run,
+            group_by=options.group_by,
+            draws=options.draws,
+            seed=options.seed,
+            pictures=lambda studies: pictures_beside(options.pictures or next(iter(scores.values())).parent, studies),
+        )
+        write_evaluation(options.output, evaluation)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{in_words(evaluation)}\nWritten: {options.output}/metrics.json, tables/, report.html (open in a browser)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""From any export to a checked cohort: DICOM trees, NIfTI / MHA / NRRD, public archives -> manifest, images, QC page.
+
+    python pipelines/prepare_cohort.py --input EXPORT --labels labels.csv --output COHORT
+    python pipelines/prepare_cohort.py --input EXPORT --labels labels.csv --output COHORT --dry-run
+    python pipelines/prepare_cohort.py --check COHORT
+
+docs/cohort.md explains the label table, the rules file, every output and every error. Exit status: 0 all studies can be
+used, 2 some cannot (the rest are written) or the input cannot be used; --check: 0 safe to train on, 2 not.
+"""
+
+import argparse
+import logging
+import sys
+import warnings
+from pathlib import Path
+
+import pydicom
+import SimpleITK as sitk  # noqa: N813
+
+from mri_alm.cohort_check import check_cohort
+from mri_alm.cohort_text import dry_run, summary_text
+from mri_alm.errors import InputError
+from mri_alm.prepared_cohort import Order, prepare_cohort
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--input", type=Path, help="folder of studies, or a table (.csv) of image files")
+    parser.add_argument("--labels", type=Path, help="table (.csv) with a study or patient column and a label column")
+    parser.add_argument("--output", type=Path, metavar="COHORT", help="folder to write to; must not lie in --input")
+    parser.add_argument("--rules", type=Path, help="JSON: layout, roles, overrides per study, label columns, grid")
+    parser.add_argument("--workers", type=int, default=0, help="studies prepared at once (default: one per core)")
+    parser.add_argument("--strict", action="store_true", help="all or nothing: stop at the first failed study")
+    parser.add_argument("--dry-run", action="store_true", help="show roles and decisions, write nothing")
+    parser.add_argument("--resume", action="store_true", help="go on in a folder that holds a cohort")
+    parser.add_argument("--key-file", type=Path, help="also write what the keys stand for; identifies patients")
+    parser.add_argument("--seed", type=int, default=0, help="of the split, where the labels give none (default 0)")
+    parser.add_argument("--check", type=Path, metavar="COHORT", help="check a prepared cohort instead")
+    options = parser.parse_args(arguments)
+    if not options.check and not (options.input and options.output):
+        parser.error("give --input and --output, or --check")
+    return options
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prepare or check; the exit status."""
+    options = parse(arguments)
+    try:
+        if options.check:
+            text, safe = check_cohort(options.check)
+            print(text)
+            return 0 if safe else 2
+        order = Order(
+            options.input,
+            options.output,
+            options.labels,
+            options.rules,
+            workers=options.workers,
+            resume=options.resume,
+            strict=options.strict,
+            key_file=options.key_file,
+            seed=options.seed,
+        )
+        if options.dry_run:
+            print(dry_run(order))
+            return 0
+        outcome = prepare_cohort(order)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(summary_text(order, outcome))
+    return 2 if outcome.failed else 0
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    # Readers quote header values and paths in their warnings, and both may name a patient.
+    pydicom.config.settings.reading_validation_mode = pydicom.config.IGNORE
+    logging.getLogger("pydicom").setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", module="pydicom")
+    sitk.ProcessObject.SetGlobalWarningDisplay(False)
+    sys.exit(main())
