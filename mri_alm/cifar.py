@@ -113,7 +113,9 @@ def load_arrays(path: Path) -> dict[str, Any]:
 class _ArrayUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ADMITTED:
-            raise InputError(f"it asks for {module}.{name}, which no CIFAR file needs. Do not trust where it came from.")
+            raise InputError(
+                f"it asks for {module}.{name}, which no CIFAR file needs. Do not trust where it came from."
+            )
         return super().find_class(module, name)
 
 

@@ -86,7 +86,8 @@ class ImagePart:
         """Images, labels and indices in the set of the images at these positions of the part.
 
         Returns:
-            ``image`` ``(B, 3, 32, 32)`` float32, normalised, channels last; ``label`` ``(B,)`` int64; ``index`` ``(B,)``.
+            ``image`` ``(B, 3, 32, 32)`` float32, normalised, channels last; ``label`` and ``index``
+            ``(B,)`` int64.
         """
         chosen = torch.as_tensor(positions).to(self.device)
         if self.transform is None:

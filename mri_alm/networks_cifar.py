@@ -126,9 +126,7 @@ def resnet32(
     """
     features = _scaled((16, 32, 64), width)
     return _initialised(
-        CifarResNet(
-            features, 5, outputs=outputs, shortcut="padding", normalised=normalised, cosine_scale=cosine_scale
-        ),
+        CifarResNet(features, 5, outputs=outputs, shortcut="padding", normalised=normalised, cosine_scale=cosine_scale),
         "kaiming",
     )
 
