@@ -17,15 +17,15 @@ from mri_alm.files import write_bytes, write_csv
 Results = Mapping[tuple[str, int, int], Mapping[str, Any]]
 NULL = "null"
 _AGAINST = (
-    "Constrained rows against the same loss alone, other losses against the baseline, each time ensembles of equally many "
-    "models on the same splits. Brackets: 95 % over splits, seeds and test images (too narrow with few splits). DeLong's p "
-    "takes the models as given (Holm within constrained rows and within losses). The **null** row is the baseline with "
-    "other training seeds against itself. Last column: splits at which a gain in mean AUC of the size seen would be found "
-    "in 80 % of tries."
+    "Constrained rows against the same loss alone, other losses against the baseline, each time ensembles of equally "
+    "many models on the same splits. Brackets: 95 % over splits, seeds and test images (too narrow with few splits). "
+    "DeLong's p takes the models as given (Holm within constrained rows and within losses). The **null** row is the "
+    "baseline with other training seeds against itself. Last column: splits at which a gain in mean AUC of the size "
+    "seen would be found in 80 % of tries."
 )
 _ACTING = (
-    "Norm of its gradient on the logits over that of the base loss, over epochs and splits; largest multiplier and mu of "
-    "the last epoch, means over splits."
+    "Norm of its gradient on the logits over that of the base loss, over epochs and splits; largest multiplier and mu "
+    "of the last epoch, means over splits."
 )
 
 
