@@ -96,7 +96,7 @@ class CifarJob:
                 "best": end.selection.best,
                 "seconds": round(seconds),
             }
-            test = test_scores(logits, self.images.label[self.images.rows("test", split)], self._critical(parser))
+            test = scores_to_keep(logits, self.images.label[self.images.rows("test", split)], self._critical(parser))
             epochs = [{name: brief(value) for name, value in epoch.items()} for epoch in end.history]
             write_json(path, content | {"epochs": epochs, "test": test})
 
@@ -135,7 +135,7 @@ def predict(network: torch.nn.Module, parser: ConfigParser) -> NDArray[np.float6
     return np.asarray(torch.cat(logits).double().cpu().numpy())
 
 
-def test_scores(logits: NDArray[np.float64], label: NDArray[np.int64], critical: list[int] | None) -> dict[str, Any]:
+def scores_to_keep(logits: NDArray[np.float64], label: NDArray[np.int64], critical: list[int] | None) -> dict[str, Any]:
     """What the tables need of the test logits, small enough to be kept in a repository.
 
     Args:
