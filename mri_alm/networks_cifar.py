@@ -150,7 +150,10 @@ def _head(inputs: int, outputs: int, *, normalised: bool, scale: float) -> nn.Mo
 
 
 def _projection(inputs: int, outputs: int, stride: int) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+    # Pixels are dropped first, which is the same: the strided 1 x 1 convolution of torch 2.13 on CPUs, channels last, of
+    # fewer than eight channels, writes outside its memory ("double free or corruption" in the backward pass).
+    pixels = nn.AvgPool2d(1, stride)
+    return nn.Sequential(pixels, nn.Conv2d(inputs, outputs, 1, bias=False), nn.BatchNorm2d(outputs))
 
 
 class _Padding(nn.Module):

@@ -76,7 +76,7 @@ def reference(network: CifarResNet, image: Tensor, stages: int, blocks: int, pro
         )
         inner = norm(F.conv2d(inner, state[f"{name}.conv2.weight"], padding=1), f"{name}.norm2")
         if stride == 2 and projection:
-            maps = norm(F.conv2d(maps, state[f"{name}.shortcut.0.weight"], stride=2), f"{name}.shortcut.1")
+            maps = norm(F.conv2d(maps, state[f"{name}.shortcut.1.weight"], stride=2), f"{name}.shortcut.2")
         elif stride == 2:
             wide = torch.zeros_like(inner)
             quarter = maps.shape[1] // 2
