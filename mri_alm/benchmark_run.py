@@ -61,7 +61,7 @@ def compact(content: dict[str, Any]) -> bytes:
 
 def _train(table: Table, training: Training, data: Path, runs: Path) -> dict[str, Any]:
     overrides = table.overrides(training, data, runs)
-    workflow = ConfigWorkflow(table.config, meta_file=None, logging_file=None, workflow_type="train", **overrides)
+    workflow = ConfigWorkflow(table.config, meta_file=None, logging_file=False, workflow_type="train", **overrides)
     workflow.initialize()
     workflow.run()
     workflow.finalize()

@@ -150,8 +150,8 @@ def _head(inputs: int, outputs: int, *, normalised: bool, scale: float) -> nn.Mo
 
 
 def _projection(inputs: int, outputs: int, stride: int) -> nn.Sequential:
-    # Pixels are dropped first, which is the same: the strided 1 x 1 convolution of torch 2.13 on CPUs, channels last, of
-    # fewer than eight channels, writes outside its memory ("double free or corruption" in the backward pass).
+    # Pixels are dropped first, which is the same: on CPUs, torch 2.13's strided 1 x 1 convolution of less than eight
+    # channels, channels last, writes outside its memory ("double free or corruption" in the backward pass).
     pixels = nn.AvgPool2d(1, stride)
     return nn.Sequential(pixels, nn.Conv2d(inputs, outputs, 1, bias=False), nn.BatchNorm2d(outputs))
 
