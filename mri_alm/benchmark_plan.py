@@ -6,12 +6,14 @@ The tables themselves (settings, the printed numbers and where they are printed)
 
 import difflib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mri_alm.errors import InputError
+
+Results = Mapping[tuple[str, int, int], Mapping[str, Any]]  # by method, seed and split
 
 NULL_SEED = 1  # the baseline is trained again with this seed: what chance alone does
 
@@ -173,6 +175,11 @@ def read_results(
                     )
             found[training.method.key, training.seed, training.split] = content
     return found
+
+
+def complete(results: Results, key: str, seed: int, splits: int) -> bool:
+    """Whether a method has all its models."""
+    return all((key, seed, split) in results for split in range(splits))
 
 
 def described(table: Table, training: Training, result: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """A finished (or half finished) binary table as Markdown, CSV and figure: ours, the paper's, and what chance does."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,12 +9,11 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from mri_alm.benchmark_plan import NULL_SEED, Method, Table
+from mri_alm.benchmark_plan import NULL_SEED, Method, Results, Table, complete
 from mri_alm.comparison import Comparison, Summary, Trained, adjusted, compare, summarise
 from mri_alm.errors import InputError
 from mri_alm.files import write_bytes, write_csv
 
-Results = Mapping[tuple[str, int, int], Mapping[str, Any]]
 NULL = "null"
 _AGAINST = (
     "Constrained rows against the same loss alone, other losses against the baseline, each time ensembles of equally "
@@ -141,7 +140,7 @@ def to_markdown(report: Report) -> str:
 
 
 def _trained(results: Results, key: str, splits: int) -> Trained:
-    seeds = [seed for seed in range(1000) if all((key, seed, k) in results for k in range(splits))]
+    seeds = [seed for seed in range(1000) if complete(results, key, seed, splits)]
     return Trained(np.array([[results[key, seed, k]["test"]["score"] for seed in seeds] for k in range(splits)]))
 
 

@@ -12,6 +12,7 @@ import sys
 import warnings
 from pathlib import Path
 
+from mri_alm.benchmark_multiclass import to_rows, write_multiclass_report
 from mri_alm.benchmark_plan import Table, read_results
 from mri_alm.benchmark_report import make_report, to_markdown, write_report
 from mri_alm.benchmark_run import train_missing
@@ -46,9 +47,14 @@ def main() -> int:
         if not arguments.report_only:
             train_missing(table, plan, data=arguments.data, runs=arguments.runs, results=arguments.results)
         results = read_results(table, arguments.results, plan)
-        report = make_report(table, results, list(dict.fromkeys(job.method.key for job in plan)), splits)
-        write_report(report, table.folder(arguments.results))
-        print(to_markdown(report))
+        keys = list(dict.fromkeys(job.method.key for job in plan))
+        place = table.folder(arguments.results)
+        if table.tpr:
+            report = make_report(table, results, keys, splits)
+            write_report(report, place)
+            print(to_markdown(report))
+        else:
+            print(write_multiclass_report(to_rows(table, results, keys, splits), table, place))
     return 0
 
 

@@ -24,6 +24,7 @@ CONFIGS = sorted((ROOT / "configs").rglob("*.json"))
 EDGES = {
     "alm": {"errors", "processes", "ranking", "schedule", "scores"},
     "batches": {"errors", "processes"},
+    "benchmark_multiclass": {"benchmark_plan", "errors", "files", "metrics"},
     "benchmark_plan": {"errors"},
     "benchmark_report": {"benchmark_plan", "comparison", "errors", "files"},
     "benchmark_run": {"benchmark_plan", "files"},

@@ -5,12 +5,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import sem, t
 from small_cifar import SETTINGS, write_cifar10
 
 import pipelines.benchmark as program
+from mri_alm.benchmark_multiclass import figures, to_rows, write_multiclass_report
 from mri_alm.benchmark_plan import Table, read_results
 from mri_alm.benchmark_report import make_report, to_markdown, write_report
 from mri_alm.benchmark_run import duration, train_missing
+from mri_alm.cifar_job import scores_to_keep
 from mri_alm.errors import InputError
 
 TABLES = Path(__file__).parents[1] / "pipelines" / "benchmark_tables.json"
@@ -230,3 +233,54 @@ def test_a_table_without_its_baseline_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(59.6, "60 s"), (150, "2 min"), (7100, "118 min"), (9000, "2.5 h")])
 def test_durations_read_well(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+# --- Long-tailed tables ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("critical", [[4], [3, 4]])
+def test_what_is_kept_of_the_logits_gives_the_figures_of_the_whole(critical: list[int]) -> None:
+    rng = np.random.default_rng(0)
+    label = np.arange(200) % 5
+    logits = rng.normal(size=(200, 5)) + 2 * np.eye(5)[label]
+    found = figures(scores_to_keep(logits, label, critical))
+    right = logits.argmax(1) == label
+    if len(critical) == 2:
+        expected = [right[label == 4].mean(), right[label == 3].mean(), right[label < 3].mean()]
+    else:
+        threshold = [np.sort(logits[label == 4, 4])[k] for k in (8, 4)]  # 40 critical samples: 8 or 4 may be missed
+        others = label != 4
+        wrong = [(logits[others, 4] >= t) | (logits[others, :4].argmax(1) != label[others]) for t in threshold]
+        expected = [wrong[0].mean(), wrong[1].mean(), right.mean()]
+    np.testing.assert_allclose(found, 100 * np.array(expected))
+
+
+def test_a_long_tailed_table(tmp_path: Path) -> None:
+    table = Table(TABLES, "cifar10_longtail_100", "quick")
+    label = np.arange(100) % 5
+    results = {}
+    for key, seed, strength in (("ce", 0, 1.0), ("ce", 1, 1.0), ("alm1_ce", 0, 3.0)):
+        for split in range(3):
+            rng = np.random.default_rng([split, seed])
+            logits = rng.normal(size=(100, 5)) + strength * np.eye(5)[label]
+            results[key, seed, split] = {"test": scores_to_keep(logits, label, [4])}
+    rows = to_rows(table, results, ["ce", "alm1_ce", "fl"], 3)
+    assert [row["method"] for row in rows] == ["ce", "alm1_ce", "null"]
+    accuracy = [np.array([figures(results[k, 0, s]["test"])[2] for s in range(3)]) for k in ("ce", "alm1_ce")]
+    gain = accuracy[1] - accuracy[0]
+    assert rows[1]["overall accuracy, difference"] == pytest.approx(gain.mean())
+    ends = [rows[1][f"overall accuracy, difference{end}"] for end in (" low", " high")]
+    np.testing.assert_allclose(ends, t.interval(0.95, 2, gain.mean(), sem(gain)))
+    assert rows[1]["overall accuracy, paper"] == 70.90
+    text = write_multiclass_report(rows, table, tmp_path)
+    assert f"| ALM 1 + CE | {rows[1]['error @ 80 % TPR']:.1f} ± " in text
+    assert "| null: ce, other seeds | " in text
+    assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
+    assert (tmp_path / "table.md").read_text() == text
+    assert (tmp_path / "table.csv").read_text().startswith("method,name,models,error @ 80 % TPR,")
+
+
+def test_a_long_tailed_table_without_its_baseline_is_refused() -> None:
+    table = Table(TABLES, "cifar10_longtail_100", "quick")
+    with pytest.raises(InputError, match=r"^cifar10_longtail_100: ce does not have all 3 models\. Train it first\.$"):
+        to_rows(table, {}, ["ce"], 3)
