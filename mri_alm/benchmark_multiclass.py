@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy.stats import t as student
 
 from mri_alm.benchmark_plan import NULL_SEED, Results, Table, complete
@@ -112,5 +112,5 @@ def _described(columns: Sequence[str], found: NDArray[np.float64], base: NDArray
     return row
 
 
-def _deviation(values: ArrayLike) -> float:
-    return float(np.std(values, ddof=1)) if np.size(values) > 1 else float("nan")
+def _deviation(values: NDArray[np.float64]) -> float:
+    return float(np.std(values, ddof=1)) if len(values) > 1 else float("nan")

@@ -67,16 +67,24 @@ class Table:
         path: ``benchmark_tables.json``.
         name: See above.
         protocol: See above.
+        tuned: ``configs/tuned.json``, whose settings then replace those of its methods. Results lie apart.
 
     Raises:
-        InputError: If there is no such table or protocol.
+        InputError: If there is no such table or protocol, or nothing was tuned for it.
     """
 
-    def __init__(self, path: Path, name: str, protocol: str) -> None:
+    def __init__(self, path: Path, name: str, protocol: str, tuned: Path | None = None) -> None:
         self._all = json.loads(path.read_text("utf-8"))
         self._table = _pick(self._all["tables"], name, "table")
         chosen = _pick(self._all["protocols"], protocol, "protocol")
-        self.name, self.protocol = name, protocol
+        self.name, self.protocol = name, protocol + ("_tuned" if tuned else "")
+        self._tuned = (
+            _pick(_pick(json.loads(tuned.read_text("utf-8")), name, "tuned table"), protocol, "tuned protocol")[
+                "methods"
+            ]
+            if tuned
+            else {}
+        )
         self.config: str = self._table["config"]
         self.settings: dict[str, Any] = chosen["settings"] | self._table["settings"]
         self.splits: int = chosen["splits"]
@@ -109,8 +117,13 @@ class Table:
             if loss not in self._table["published"]:
                 raise InputError(f"{self.name}: no published mu0 and delta for {loss}.")
             settings |= dict(zip(("mu0", "delta"), self._table["published"][loss], strict=True))
+        settings |= self._tuned.get(key, {})
         printed = self._table["paper"].get(f"alm_{loss}" if variant == "published" else key, ())
         return Method(key, made["name"].format(self._all["losses"][loss]), loss, settings, tuple(printed))
+
+    def custom(self, settings: Mapping[str, Any], split: int) -> Training:
+        """A training with any settings, outside the rows of the table."""
+        return Training(Method("custom", "custom", str(settings["loss"]), dict(settings), ()), 0, split)
 
     def methods(self) -> list[str]:
         """The rows that the paper prints."""

@@ -36,7 +36,7 @@ def train_missing(table: Table, trainings: Sequence[Training], *, data: Path, ru
                 len(trainings) - len(waiting), len(trainings))  # fmt: skip
     start = time.monotonic()
     for number, training in enumerate(waiting, 1):
-        result = _train(table, training, data, runs)
+        result = train_one(table, training, data, runs)
         write_bytes(table.result(results, training), compact(described(table, training, result)))
         spent = time.monotonic() - start
         left = spent / number * (len(waiting) - number)
@@ -59,7 +59,8 @@ def compact(content: dict[str, Any]) -> bytes:
     return (json.dumps(content, separators=(",", ":"), allow_nan=False) + "\n").encode()
 
 
-def _train(table: Table, training: Training, data: Path, runs: Path) -> dict[str, Any]:
+def train_one(table: Table, training: Training, data: Path, runs: Path) -> dict[str, Any]:
+    """Train one model, going on from where an earlier start was cut off; what its ``result.json`` says."""
     overrides = table.overrides(training, data, runs)
     workflow = ConfigWorkflow(table.config, meta_file=None, logging_file=False, workflow_type="train", **overrides)
     workflow.initialize()

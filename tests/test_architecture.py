@@ -140,6 +140,7 @@ EDGES = {
         "report",
         "threshold",
     },
+    "search": {"benchmark_plan", "errors", "files"},
     "selection": {"diffusion", "errors", "series", "volume"},
     "series": {"diffusion", "errors"},
     "sources": {"errors"},
