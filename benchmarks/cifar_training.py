@@ -60,7 +60,7 @@ def ours(images: ImageSet, width: float, epochs: int, device: torch.device, comp
     validation = ImagePart(images, "validation", 0, device=device)
     loader = BatchLoader(training, BatchSampler(RandomSampler(training), BATCH, drop_last=compiled))
     if compiled:
-        run(training.batch(range(BATCH))["image"]).mean().backward()  # type: ignore[no-untyped-call]  # not timed
+        run(training.batch(range(BATCH))["image"]).mean().backward()  # not timed
     for _ in range(epochs):
         network.train()
         batches = iter(loader)
@@ -137,7 +137,7 @@ def naive(images: ImageSet, width: float, epochs: int, device: torch.device) -> 
                     loss = loss + mu / (2 * pairs) * q**2 + multipliers[row] / pairs * q
             with times.measure("backward"):
                 optimizer.zero_grad()
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
             with times.measure("optimiser"):
                 optimizer.step()
                 for row, q in violations.items():
