@@ -33,11 +33,12 @@ def main() -> None:
         found = register_rigid(study.t2, study.adc)
         seconds = time.perf_counter() - start
         residuals = recover(study.t2, study.adc, found.transform, args.trials)
+        maps = agreement(study.adc, fit_adc(study.dwi), study.dwi[min(study.dwi)])
         kept = [value for value in residuals if value is not None]
         print(
             f"{folder.name} | {found.mi_before:.3f} -> {found.mi_after:.3f} | {found.accepted} | {found.shift_mm:.1f} "
             f"| {seconds:.2f} | {len(residuals) - len(kept)}/{len(residuals)} "
-            f"| {np.mean(kept):.2f} / {np.max(kept):.2f} | {agreement(study.adc, fit_adc(study.dwi))}",
+            f"| {np.mean(kept):.2f} / {np.max(kept):.2f} | {maps}",
             flush=True,
         )
 
@@ -71,14 +72,16 @@ def moved(image: sitk.Image, move: Any) -> sitk.Image:
     return other
 
 
-def agreement(scanner: sitk.Image, fitted: sitk.Image) -> str:
-    """Correlation and median relative difference of two ADC maps in tissue of the central half."""
-    first, second = (sitk.GetArrayFromImage(image) for image in (scanner, fitted))
-    centre = tuple(slice(n // 4, n - n // 4) for n in first.shape)
-    a, b = first[centre], second[centre]
-    tissue = (a > 300) & (b > 300)
-    difference = np.median(np.abs(b - a)[tissue] / a[tissue])
-    return f"{np.corrcoef(a[tissue], b[tissue])[0, 1]:.4f}, {100 * difference:.1f} %"
+def agreement(scanner: sitk.Image, fitted: sitk.Image, lowest: sitk.Image) -> str:
+    """Correlation and median relative difference of two ADC maps in the central half in plane, where there is tissue.
+
+    Tissue: the scanner's map is above 0, and the lowest b-value among its brightest 40 % of voxels.
+    """
+    first, second, signal = (sitk.GetArrayFromImage(image) for image in (scanner, fitted, lowest))
+    centre = (slice(None), *(slice(n // 4, n - n // 4) for n in first.shape[1:]))
+    tissue = (first > 0) & (signal > np.percentile(signal, 60))
+    a, b = first[centre][tissue[centre]], second[centre][tissue[centre]]
+    return f"{np.corrcoef(a, b)[0, 1]:.4f}, {100 * np.median(np.abs(b - a) / a):.1f} %"
 
 
 if __name__ == "__main__":

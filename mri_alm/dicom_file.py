@@ -30,6 +30,7 @@ DAMAGED = (
     StopIteration,
     StructError,
 )
+SMALL = 1 << 22  # bytes; up to here one read of the whole file is the fastest way to its header, too
 
 
 def read_dicom(path: Path, **options: Any) -> FileDataset:
@@ -39,16 +40,17 @@ def read_dicom(path: Path, **options: Any) -> FileDataset:
         path: File.
         options: As for :func:`pydicom.dcmread`.
     """
-    with _Bounded(io.FileIO(path)) as stream:
+    small = path.stat().st_size <= SMALL
+    with io.BytesIO(path.read_bytes()) if small else _Bounded(io.FileIO(path)) as stream:
         return pydicom.dcmread(stream, force=True, **options)
 
 
 def silence_readers() -> None:
-    """Keep pydicom's and ITK's own messages out of terminals and logs: they quote values and paths of damaged files.
+    """Keep the messages of pydicom, Pillow and ITK out of terminals and logs: they quote values and paths of bad files.
 
     The settings are for the whole process and stay; what is wrong with a file is said by our own messages.
     """
-    warnings.filterwarnings("ignore", module=r"pydicom(\.|$)")
+    warnings.filterwarnings("ignore", module=r"(pydicom|PIL)(\.|$)")
     logging.getLogger("pydicom").setLevel(logging.CRITICAL)
     sitk.ProcessObject.GlobalWarningDisplayOff()
 

@@ -8,11 +8,21 @@ from typing import Any
 
 import pytest
 from monai.bundle import ConfigWorkflow
-from small_cohort import read_rows, write_manifest
+from small_cohort import COLUMNS, read_rows, write_manifest
 
 from mri_alm.ensemble import TrainedRun
 from mri_alm.scoring import operating_point
 from mri_alm.threshold import neyman_pearson_rank
+
+
+def some(manifest: Path, folder: Path) -> Path:
+    """A manifest of the last four exams, as each takes a picture."""
+    rows = [
+        [str(manifest.parent / row[column]) if column in ("t2", "adc", "hbv") else row[column] for column in COLUMNS]
+        for row in read_rows(manifest)[-4:]
+    ]
+    folder.mkdir(exist_ok=True)
+    return write_manifest(folder / "some.csv", rows)
 
 
 def score(trained: Path, manifest: Path, output: Path, **overrides: Any) -> Path:
@@ -21,7 +31,8 @@ def score(trained: Path, manifest: Path, output: Path, **overrides: Any) -> Path
         meta_file="configs/metadata.json",
         logging_file=None,
         workflow_type="infer",
-        **{"run_dir": str(trained), "input": str(manifest), "output": str(output), "salt": "s"} | overrides,
+        **{"run_dir": str(trained), "input": str(some(manifest, output)), "output": str(output), "salt": "s"}
+        | overrides,
     )
     workflow.initialize()
     workflow.run()
@@ -30,10 +41,9 @@ def score(trained: Path, manifest: Path, output: Path, **overrides: Any) -> Path
 
 def test_scores_are_those_of_training_in_manifest_order(manifest: Path, trained: Path, tmp_path: Path) -> None:
     rows = read_rows(score(trained, manifest, tmp_path) / "scores.csv")
-    assert [row["study"] for row in rows] == [row["study"] for row in read_rows(manifest)]
-    expected = {row["study"]: float(row["logit"]) for row in read_rows(trained / "scores.csv")}
-    found = {row["study"]: float(row["logit"]) for row in rows if row["study"] in expected}
-    assert found == pytest.approx(expected, abs=1e-5)
+    assert [row["study"] for row in rows] == [row["study"] for row in read_rows(manifest)][-4:]
+    expected = {row["study"]: float(row["logit"]) for row in read_rows(trained / "scores.csv")[-4:]}
+    assert {row["study"]: float(row["logit"]) for row in rows} == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_calibration_cohort_gives_an_exact_threshold(manifest: Path, trained: Path, tmp_path: Path) -> None:
