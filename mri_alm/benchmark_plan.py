@@ -78,15 +78,10 @@ class Table:
         self._table = _pick(self._all["tables"], name, "table")
         chosen = _pick(self._all["protocols"], protocol, "protocol")
         self.name, self.protocol = name, protocol + ("_tuned" if tuned else "")
-        self._tuned = (
-            _pick(_pick(json.loads(tuned.read_text("utf-8")), name, "tuned table"), protocol, "tuned protocol")[
-                "methods"
-            ]
-            if tuned
-            else {}
-        )
+        self._tuned: dict[str, Any] = _tuned_methods(tuned, name, protocol) if tuned else {}
         self.config: str = self._table["config"]
-        self.settings: dict[str, Any] = chosen["settings"] | self._table["settings"]
+        kind = "binary" if "tpr" in self._table else "longtail"
+        self.settings: dict[str, Any] = chosen[kind] | self._table["settings"]
         self.splits: int = chosen["splits"]
         self.tpr: tuple[float, ...] = tuple(self._table.get("tpr", ()))
         self.source: str = self._table["source"]
@@ -203,6 +198,12 @@ def described(table: Table, training: Training, result: dict[str, Any]) -> dict[
 
 def _plain(table: Table, training: Training) -> dict[str, Any]:
     return table.settings | training.method.settings
+
+
+def _tuned_methods(path: Path, name: str, protocol: str) -> dict[str, Any]:
+    tables = json.loads(path.read_text("utf-8"))
+    methods: dict[str, Any] = _pick(_pick(tables, name, "tuned table"), protocol, "tuned protocol")["methods"]
+    return methods
 
 
 def _pick(options: dict[str, Any], name: str, what: str) -> Any:

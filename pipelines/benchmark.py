@@ -38,10 +38,11 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=Path("data/cifar"), help="folder with the unpacked archive")
     parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--runs", type=Path, default=Path("runs/benchmark"), help="checkpoints")
+    parser.add_argument("--tuned", type=Path, help="configs/tuned.json, as pipelines/sweep.py writes it")
     parser.add_argument("--report-only", action="store_true", help="train nothing")
     arguments = parser.parse_args()
     with user_errors():
-        table = Table(TABLES, arguments.table, arguments.protocol)
+        table = Table(TABLES, arguments.table, arguments.protocol, arguments.tuned)
         splits = arguments.splits or table.splits
         plan = table.trainings(arguments.methods or table.methods(), splits, arguments.seeds)
         if not arguments.report_only:

@@ -29,8 +29,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tables(tmp_path: Path) -> Path:
     """The tables with a protocol that trains in a second."""
     content = json.loads(TABLES.read_text())
-    content["protocols"]["tiny"] = {"splits": 2, "settings": SETTINGS | {"max_epochs": 1}}
-    del content["protocols"]["tiny"]["settings"]["splits"]
+    content["protocols"]["tiny"] = {"splits": 2, "binary": SETTINGS | {"max_epochs": 1}}
+    del content["protocols"]["tiny"]["binary"]["splits"]
     content["tables"]["cifar10_binary_100"]["settings"] = {"ratio": 5}
     path = tmp_path / "tables.json"
     path.write_text(json.dumps(content))

@@ -127,7 +127,7 @@ def test_the_program_searches_with_real_trainings_and_repeats_none(
 ) -> None:
     content = json.loads(TABLES.read_text())
     tiny = {name: value for name, value in SETTINGS.items() if name != "splits"} | {"max_epochs": 1}
-    content["protocols"]["tiny"] = {"splits": 1, "settings": tiny}
+    content["protocols"]["tiny"] = {"splits": 1, "binary": tiny}
     content["tables"]["cifar10_binary_100"]["settings"] = {"ratio": 5}
     (tmp_path / "tables.json").write_text(json.dumps(content))
     monkeypatch.setattr(program, "TABLES", tmp_path / "tables.json")
