@@ -11,7 +11,7 @@ PIP_OUTPUT := $(if $(CI),-qq --progress-bar off)
 .PHONY: demo test lint environment
 
 demo: environment
-	$(BIN)/python -m monai.bundle run --config_file configs/prostate_alm.json --run_dir runs/demo --max_epochs 7
+	$(BIN)/python -m monai.bundle run --config_file configs/prostate_alm.json --run_dir runs/demo --max_epochs 7 --phantom_train 108 --phantom_test 54
 	$(BIN)/python pipelines/make_phantom.py data/demo_exams --train 2 --test 2 --seed 1 --form dicom
 	$(BIN)/python pipelines/score.py --model runs/demo --input data/demo_exams/studies --output runs/demo_scores
 	@echo "Look at the report: open runs/demo/report.html in a browser (docs/report.md explains it)."

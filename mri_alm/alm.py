@@ -179,12 +179,13 @@ class AugmentedLagrangian(nn.Module):
         self._pending = None
         if skip:
             return
-        q = torch.where(torch.isfinite(q).all(), q, 0.0)
+        finite = torch.isfinite(q).all()
+        q = torch.where(finite, q, 0.0)
         if self.dual_update == "per_epoch":
             self._late.index_add_(0, key, q)
         else:
             self.multipliers.index_add_(0, key, self.mu * q)
-        self._visits.index_add_(0, key, torch.ones_like(key, dtype=torch.int32))
+        self._visits.index_add_(0, key, finite.to(torch.int32).expand(len(key)))
 
     def end_epoch(self, metric: float) -> dict[str, float]:
         """Close an epoch: report what the constraint did, then let mu follow the validation metric.
@@ -253,9 +254,9 @@ class AugmentedLagrangian(nn.Module):
         index = _plain(index).flatten()
         if world_size() == 1:
             return logits, label, index
-        whole = gather(index)
-        rows = first_visits(whole)
-        return gather(logits)[rows], gather(label)[rows], whole[rows]
+        logits, label, index = gather(logits, label, index)
+        rows = first_visits(index)
+        return logits[rows], label[rows], index[rows]
 
     def _bank(self, logits: Tensor) -> Tensor | None:
         return self.negatives[~self.negatives.isnan()].to(logits.dtype) if len(self.negatives) else None

@@ -24,11 +24,12 @@ from monai.utils import BundlePropertyConfig
 from mri_alm import processes
 from mri_alm.errors import InputError, find_cause
 from mri_alm.files import write_json
+from mri_alm.schedule import preset
 
 logger = logging.getLogger("mri_alm")
 
 FREE = (  # may change between two starts of one run; the last five are what configs/multi_gpu.json sets
-    "splits", "split", "max_fn", "threads", "run_dir", "cache_dir",
+    "splits", "split", "max_fn", "fpr_rule", "threads", "run_dir", "cache_dir",
     "device", "local_rank", "replica", "initialize", "finalize",
 )  # fmt: skip
 PACKAGES = ("mri-alm", "torch", "monai", "SimpleITK", "numpy", "scikit-learn")
@@ -71,6 +72,8 @@ def check() -> None:
         check_words(sys.argv[1:])
         check_names(config)
         check_values(config)
+        if not _is_expression(config.get("preset", "$")):
+            preset(config["preset"])
 
 
 def check_words(words: Sequence[str]) -> None:

@@ -1,8 +1,6 @@
 """Cohorts: a manifest (CSV) read, checked and numbered; stratified splits that keep patients together."""
 
-import csv
 import hashlib
-import io
 import logging
 import math
 from collections import Counter, defaultdict
@@ -14,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from mri_alm.errors import InputError
+from mri_alm.files import read_table
 
 logger = logging.getLogger("mri_alm")
 
@@ -80,27 +79,11 @@ def read_manifest(path: Path | str, *, exclude: Iterable[str] | str = (), labell
             header), values and remedies.
     """
     path = Path(path)
-    if not path.is_file():
-        raise InputError(
-            f"There is no manifest {path}. Give the path of a CSV file with columns study, patient, label, ..."
-        )
-    try:
-        reader = csv.DictReader(io.StringIO(path.read_text("utf-8-sig"), newline=""))
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is no UTF-8 text ({error.reason}). Save it as CSV in UTF-8.") from None
-    columns = set(reader.fieldnames or ())
-    rows = [{key: (value or "").strip() for key, value in row.items() if key} for row in reader]
-    required = {"study", "patient", "label", "split"} if labelled else {"study"}
-    if missing := sorted(required - columns):
-        raise InputError(
-            f"{path}: no column {', '.join(missing)}. Its columns are: {', '.join(sorted(columns)) or 'none'}."
-        )
-    if not rows:
-        raise InputError(f"{path} has a header but no study.")
+    rows = read_table(path, ("study", "patient", "label", "split") if labelled else ("study",))
     excluded = {str(name) for name in ([exclude] if isinstance(exclude, (str, int)) else exclude)}
     if unknown := sorted(excluded - {row["study"] for row in rows}):
         raise InputError(f"exclude names {', '.join(unknown)}, but {path} has no such study.")
-    skipped = _skipped(path, rows, labelled=labelled) if "status" in columns else set()
+    skipped = _skipped(path, rows, labelled=labelled) if "status" in rows[0] else set()
     problems: list[str] = []
     studies = []
     for index, row in enumerate(rows):

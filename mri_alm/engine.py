@@ -53,6 +53,8 @@ class AutocastInferer(SimpleInferer):
 
     def __init__(self, enabled: bool = False, micro_batch: int | None = None) -> None:
         super().__init__()
+        if micro_batch is not None and micro_batch < 1:
+            raise InputError(f"micro_batch must be 1 or more exams, or None for the whole batch, got {micro_batch}.")
         self.enabled, self.micro_batch = enabled, micro_batch
 
     def __call__(self, inputs: Tensor, network: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -109,7 +111,7 @@ class Collected:
 
     def take(self) -> tuple[Tensor, Tensor]:
         """Logits ``(N, ...)`` and labels ``(N,)`` of every sample once; forgets them."""
-        logits, label, index = (gather(torch.cat(column)) for column in zip(*self._rows, strict=True))
+        logits, label, index = gather(*map(torch.cat, zip(*self._rows, strict=True)))
         self._rows = []
         once = first_visits(index)
         return logits[once], label[once].flatten()

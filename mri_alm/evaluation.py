@@ -18,10 +18,9 @@ from mri_alm.errors import InputError
 from mri_alm.evaluation_data import LabelledScores
 from mri_alm.metrics import allowed_misses, auc, check_binary, fpr_at_each_fn
 from mri_alm.statistics import DelongTest, bootstrap_interval, delong_auc, delong_test, holm
-from mri_alm.summary import FALSE_NEGATIVES
+from mri_alm.summary import FALSE_NEGATIVES, TRUE_POSITIVE_RATES
 from mri_alm.threshold import clopper_pearson_upper
 
-TRUE_POSITIVE_RATES = (98, 95, 92, 90)  # percent, the paper's other tables
 FEW_POSITIVES = 5
 SCANNER_COLUMNS = ("site", "center", "scanner", "vendor", "model", "field_strength")
 _GROUPS = 20  # values a column may have and still make subgroups

@@ -1,10 +1,8 @@
 """Scores and truth side by side: every study once in every file, or a sentence on what does not fit."""
 
-import csv
-import io
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mri_alm.errors import InputError
-from mri_alm.files import sha256
+from mri_alm.files import read_table, sha256
 
 Row = dict[str, str]
 
@@ -129,20 +127,9 @@ def read_labelled_scores(
     )
 
 
-def _by_study(path: Path, required: Iterable[str]) -> dict[str, Row]:
+def _by_study(path: Path, required: Collection[str]) -> dict[str, Row]:
     """Rows of a CSV file by study, cells stripped."""
-    try:
-        reader = csv.DictReader(io.StringIO(path.read_text("utf-8-sig"), newline=""))
-        rows = [{k: (v or "").strip() for k, v in row.items() if k} for row in reader]
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}). Give the path of a CSV file.") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path} is no CSV text in UTF-8 ({error}). Save it as such.") from None
-    columns = reader.fieldnames or ()
-    if missing := [name for name in required if name not in columns]:
-        raise InputError(f"{path}: no column {', '.join(missing)}. Its columns are: {', '.join(columns) or 'none'}.")
-    if not rows:
-        raise InputError(f"{path} has a header but no study.")
+    rows = read_table(path, required)
     twice = [name or "without name" for name, n in Counter(row["study"] for row in rows).items() if n > 1 or not name]
     if twice:
         raise InputError(f"{path}: several rows, or no name, for {_named(twice)}. Keep one row of each.")

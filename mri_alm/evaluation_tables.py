@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mri_alm.evaluation import TRUE_POSITIVE_RATES, Comparison, Estimate, Performance, Subgroup, finite
+from mri_alm.evaluation import Comparison, Estimate, Performance, Subgroup, finite
 from mri_alm.evaluation_data import LabelledScores, Model
-from mri_alm.summary import FALSE_NEGATIVES
+from mri_alm.summary import FALSE_NEGATIVES, TRUE_POSITIVE_RATES
 from mri_alm.tables import Table
 from mri_alm.trade_off import Step
 

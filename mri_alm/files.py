@@ -8,7 +8,7 @@ import io
 import json
 import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,33 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     """Rows of a CSV that :func:`write_csv` wrote."""
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
+
+
+def read_table(path: Path, required: Collection[str]) -> list[dict[str, str]]:
+    """Rows of a CSV file that a person made, in UTF-8, cells stripped.
+
+    Args:
+        path: The file.
+        required: Columns it must have; it may have others.
+
+    Raises:
+        InputError: If it cannot be read, lacks a column, or has no row below the header.
+    """
+    try:
+        reader = csv.DictReader(io.StringIO(path.read_text("utf-8-sig"), newline=""))
+        rows = [{key: (value or "").strip() for key, value in row.items() if key} for row in reader]
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be read ({error.strerror}). Give the path of a CSV file with {', '.join(required)}."
+        ) from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path} is no CSV text in UTF-8 ({error}). Save it as such.") from None
+    columns = reader.fieldnames or ()
+    if missing := [name for name in required if name not in columns]:
+        raise InputError(f"{path}: no column {', '.join(missing)}. Its columns are: {', '.join(columns) or 'none'}.")
+    if not rows:
+        raise InputError(f"{path} has a header but no study.")
+    return rows
 
 
 def write_nifti(path: Path, image: sitk.Image) -> None:

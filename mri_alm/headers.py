@@ -96,6 +96,7 @@ def with_headers(study: StudyFiles) -> StudyFiles:
     """
     if len(study.headers) == len(study.files):
         return study
+    silence_readers()
     whole = replace(study, files=[], headers=[], failed=dict(study.failed))
     for file in study.files:
         header, reason, _ = _read_header(file)

@@ -20,6 +20,7 @@ from mri_alm.cohort import Cohort
 from mri_alm.ensemble import SCORE_COLUMNS, Ensemble, collect, for_each_study, load_member, progress_bar, score_rows
 from mri_alm.errors import InputError
 from mri_alm.files import read_csv, sha256, write_csv, write_json
+from mri_alm.metrics import FprRule
 from mri_alm.phantom_io import make_cohort
 from mri_alm.processes import barrier, first_process_first, rank
 from mri_alm.run_report import write_run_report
@@ -29,17 +30,18 @@ from mri_alm.threshold import certificate_in_words, fixed_fn_threshold, one_scor
 logger = logging.getLogger("mri_alm")
 
 
-def train_and_evaluate(folder: str, *, threads: int, max_fn: int) -> None:
+def train_and_evaluate(folder: str, *, threads: int, max_fn: int, fpr_rule: FprRule) -> None:
     """What ``run`` of ``configs/prostate_alm.json`` calls; goes on from whatever an earlier start finished.
 
     Args:
         folder: Run folder.
         threads: Exams prepared at once.
         max_fn: Held-out positives that the threshold may miss.
+        fpr_rule: How the FPR at a TPR is read off the test cohort's curve, see :func:`mri_alm.metrics.fpr_at_tpr`.
     """
     config = running_config()
     with user_errors(), logging_redirect_tqdm():
-        Job(config, Path(folder), threads=threads, max_fn=max_fn).run()
+        Job(config, Path(folder), threads=threads, max_fn=max_fn, fpr_rule=fpr_rule).run()
 
 
 def phantom_cohort(train: int, test: int) -> Path:
@@ -63,8 +65,9 @@ class Job:
         InputError: If the settings, the cohort or the run folder cannot be used.
     """
 
-    def __init__(self, config: dict[str, Any], folder: Path, *, threads: int, max_fn: int) -> None:
+    def __init__(self, config: dict[str, Any], folder: Path, *, threads: int, max_fn: int, fpr_rule: FprRule) -> None:
         self.config, self.folder, self.threads, self.max_fn = config, folder, threads, max_fn
+        self.fpr_rule = fpr_rule
         self.cohort: Cohort = ConfigParser(deepcopy(config)).get_parsed_content("cohort_data")
         self.held_out = {study.patient for _, validation in self.cohort.splits for study in validation if study.label}
         if not 0 <= max_fn < len(self.held_out):
@@ -78,6 +81,7 @@ class Job:
             "optimizer",
             "epoch_end::selection",
             "train::stratified",
+            "inferer",
         ):  # wrong values are refused before hours of work and the claim
             parser.get_parsed_content(part)
 
@@ -221,7 +225,9 @@ class Job:
             rows = score_rows(studies, logits, point, warnings)
             write_csv(self.folder / "scores.csv", SCORE_COLUMNS, rows)
             labels = np.array([study.label for study in self.cohort.test])
-            metrics["test"] = test_metrics(labels, logits, np.array([row["dce_needed"] for row in rows]))
+            metrics["test"] = test_metrics(
+                labels, logits, np.array([row["dce_needed"] for row in rows]), fpr_rule=self.fpr_rule
+            )
         write_json(self.folder / "metrics.json", metrics)
         if self.cohort.test:
             write_run_report(self.folder, self.cohort.manifest, prepared)

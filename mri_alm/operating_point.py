@@ -57,7 +57,7 @@ class OperatingPoint:
         return (
             f"Threshold {threshold} on the score: {self.rule}; {self.n_positive} positives stand behind it.\n"
             f"  Basis: {self.basis}.\n"
-            f"  Expected share of missed exams {100 * self.expected_miss_rate:.1f} %, with 95 % confidence at most "
+            f"  Expected share of missed patients {100 * self.expected_miss_rate:.1f} %, with 95 % confidence at most "
             f"{100 * self.miss_rate_upper_95:.1f} %."
         )
 

@@ -61,24 +61,27 @@ class PhantomStudy:
     info: dict[str, Any]
 
 
-def make_study(index: int, label: int, *, seed: int = 0) -> PhantomStudy:
+def make_study(index: int, label: int, *, seed: int = 0, coarse: float = 1.0) -> PhantomStudy:
     """Make the exam number ``index`` of a cohort; equal arguments give equal voxels.
 
     Args:
         index: The study's number, >= 0.
         label: 1 for "DCE needed" (an equivocal lesion on both sequences), 0 otherwise.
         seed: The cohort's seed, >= 0.
+        coarse: Factor, >= 1, by which T2's pixels are larger in plane, for experiments that need thousands of exams.
 
     Raises:
-        InputError: If the label is neither 0 nor 1, or the index or seed is negative.
+        InputError: If the label is neither 0 nor 1, the index or seed is negative, or ``coarse`` is below 1.
     """
+    if coarse < 1:
+        raise InputError(f"A phantom's pixels can only be made coarser: coarse must be at least 1, not {coarse}.")
     if label not in {0, 1}:
         raise InputError(f"A phantom's label must be 0 or 1, not {label!r}.")
     if index < 0 or seed < 0:
         raise InputError(f"A phantom's index and seed must not be negative, not {index} and {seed}.")
     rng = np.random.default_rng([seed, index, label])
     anatomy = draw_anatomy(rng, label)
-    t2_grid, dwi_grid = _draw_grids(rng)
+    t2_grid, dwi_grid = _draw_grids(rng, coarse)
     off_centre = np.clip(rng.normal(size=3), -2.3, 2.3) * OFF_CENTRE_MM[1] + OFF_CENTRE_MM[0]
     centre = off_centre + _centre(t2_grid)
     direction = rng.normal(size=3)
@@ -108,7 +111,7 @@ def make_study(index: int, label: int, *, seed: int = 0) -> PhantomStudy:
     )
 
 
-def _draw_grids(rng: np.random.Generator) -> tuple[sitk.Image, sitk.Image]:
+def _draw_grids(rng: np.random.Generator, coarse: float) -> tuple[sitk.Image, sitk.Image]:
     """Draw T2's and diffusion's grids: one slice orientation, centres within 1 mm, different fields of view."""
     tilt = np.radians(np.clip(rng.normal(0, (5, 2, 2)), -10, 10))
     direction = sitk.Euler3DTransform((0, 0, 0), *tilt.tolist()).GetMatrix()
@@ -116,7 +119,8 @@ def _draw_grids(rng: np.random.Generator) -> tuple[sitk.Image, sitk.Image]:
     slices = round(float(rng.uniform(66, 80)) / thickness)
     middle = rng.uniform(-30, 30, 3)
     grids = []
-    for spacings, fields in (((0.6, 0.65, 0.7, 0.75, 0.8), (138, 154)), ((1.6, 1.8, 2.0), (150, 180))):
+    t2 = tuple(coarse * spacing for spacing in (0.6, 0.65, 0.7, 0.75, 0.8))
+    for spacings, fields in ((t2, (138, 154)), ((1.6, 1.8, 2.0), (150, 180))):
         spacing, field = float(rng.choice(spacings)), float(rng.uniform(*fields))
         count = 2 * round(field / spacing / 2)
         apart = middle + rng.uniform(-0.5, 0.5, 3)

@@ -58,7 +58,7 @@ def first_process_first() -> Iterator[None]:
         barrier()
 
 
-def gather(tensor: Tensor) -> Tensor:
+def gather(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The rows of all processes, in the order of their ranks; each may have another number of them.
 
     The gradient of a quantity that **every process computes from the gathered rows** reaches this process's own rows,
@@ -66,25 +66,30 @@ def gather(tensor: Tensor) -> Tensor:
     gradient that one process would have had. Nothing is communicated in the backward pass.
 
     Args:
-        tensor: ``(B, ...)``.
+        tensors: Each ``(B, ...)``, with the same B.
 
     Returns:
-        ``(sum of B, ...)``; with one process ``tensor`` itself.
+        Each ``(sum of B, ...)``; with one process ``tensors`` themselves.
     """
     world = world_size()
     if world == 1:
-        return tensor
-    sizes = [torch.zeros(1, dtype=torch.int64, device=tensor.device) for _ in range(world)]
-    dist.all_gather(sizes, torch.tensor([len(tensor)], device=tensor.device))
-    longest = int(max(sizes))
-    padded = tensor.new_zeros(longest, *tensor.shape[1:])
+        return tensors
+    device = tensors[0].device
+    counts = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(world)]
+    dist.all_gather(counts, torch.tensor([len(tensors[0])], device=device))
+    sizes = [int(count) for count in counts]
+    return tuple(_rows_of_all(tensor, sizes) for tensor in tensors)
+
+
+def _rows_of_all(tensor: Tensor, sizes: list[int]) -> Tensor:
+    padded = tensor.new_zeros(max(sizes), *tensor.shape[1:])
     padded[: len(tensor)] = tensor.detach()
-    parts = [torch.empty_like(padded) for _ in range(world)]
+    parts = [torch.empty_like(padded) for _ in sizes]
     dist.all_gather(parts, padded)
-    rows = [part[: int(size)] for part, size in zip(parts, sizes, strict=True)]
+    rows = [part[:size] for part, size in zip(parts, sizes, strict=True)]
     if tensor.requires_grad:
         own = tensor.clone()
-        own.register_hook(lambda gradient: gradient * world)  # type: ignore[no-untyped-call]
+        own.register_hook(lambda gradient: gradient * len(sizes))  # type: ignore[no-untyped-call]
         rows[rank()] = own
     return torch.cat(rows)
 

@@ -1,5 +1,6 @@
 """New exams in, decisions out: what `configs/inference.json` and `pipelines/score.py` do."""
 
+import io
 import json
 import logging
 from importlib.metadata import version
@@ -7,19 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ignite.engine import Events
 from monai.engines import SupervisedEvaluator
 from monai.transforms import Compose
+from numpy.typing import NDArray
+from pydicom.dataset import Dataset
 
 from mri_alm.bundle import PACKAGES
 from mri_alm.cohort import read_manifest
-from mri_alm.dicom import find_studies, study_key
-from mri_alm.ensemble import SCORE_COLUMNS, TrainedRun, collect, for_each_study, score_rows
+from mri_alm.dicom import StudyFiles, find_studies, study_key
+from mri_alm.ensemble import SCORE_COLUMNS, TrainedRun, collect, for_each_study, progress_bar, score_rows
 from mri_alm.errors import InputError, StudyError
 from mri_alm.evaluation_data import read_labelled_scores
+from mri_alm.explain import nearest_threshold, write_explanations
 from mri_alm.files import read_csv, secret_of, sha256, write_bytes, write_csv, write_json
 from mri_alm.operating_point import OperatingPoint
 from mri_alm.report import study_picture
-from mri_alm.threshold import neyman_pearson_threshold, one_score_per_patient
+from mri_alm.structured_report import check_highdicom, structured_report
+from mri_alm.threshold import certificate_in_words, neyman_pearson_threshold, one_score_per_patient
 
 logger = logging.getLogger("mri_alm")
 
@@ -35,9 +41,10 @@ class NewStudies:
         threads: Exams prepared at once.
 
     Attributes:
-        names: All exams, in the order of their keys (DICOM) or rows (manifest).
+        names: All exams, in the order of their keys (DICOM) or rows (manifest); not of their folders or of threads.
         prepared: Items of those that could be prepared: image, study, index, report.
         errors: Why the others could not.
+        dicom: Files of the exams that were found in DICOM folders.
 
     Raises:
         InputError: If there is nothing to score.
@@ -55,7 +62,9 @@ class NewStudies:
             )
         self.prepared, errors = for_each_study(preprocessing, items, threads=threads, title="prepare")
         self.errors = lost | errors
-        self.names = [item["study"] for item in items] + list(lost)
+        names = [item["study"] for item in items] + list(lost)
+        self.names = sorted(names) if source.is_dir() else names
+        self.dicom: dict[str, StudyFiles] = {item["study"]: item["dicom"] for item in items if source.is_dir()}
 
 
 def operating_point(
@@ -71,17 +80,55 @@ def operating_point(
         eps: Acceptable chance that it is larger, in (0, 1).
 
     Raises:
-        InputError: If a file cannot be used, or the calibration cohort holds exams the run was trained with.
+        InputError: If a file cannot be used, the scores are another model's, or the calibration cohort holds exams or
+            patients the run was trained with.
     """
     if calibration is None:
         return run.point
     if labels is None:
         raise InputError("--calibration needs --labels: a CSV with columns study and label of the same exams.")
-    trained_on = {row["study"] for row in read_csv(run.folder / "splits.csv")}
-    found = read_labelled_scores({"calibration": Path(calibration)}, Path(labels), trained_on=trained_on)
+    _refuse_another_model(Path(calibration), run)
+    trained = read_csv(run.folder / "splits.csv")
+    found = read_labelled_scores(
+        {"calibration": Path(calibration)}, Path(labels), trained_on={row["study"] for row in trained}
+    )
     patients = found.columns.get("patient", found.studies)
+    if known := {*patients} & {row["patient"] for row in trained}:
+        raise InputError(
+            f"{len(known)} calibration patients were trained on (such as {min(known)}): a guarantee needs others. "
+            "If they only share a name, rename them."
+        )
     rows = one_score_per_patient(patients, found.label, found.models[0].score)
+    logger.info("Calibration: %s", certificate_in_words(int(rows[0].sum()), alpha, eps))
     return neyman_pearson_threshold(*rows, alpha, eps, source="calibration")
+
+
+def _refuse_another_model(path: Path, run: TrainedRun) -> None:
+    """Compare the digests that stand beside scores; where there are none nobody can tell, and that is said."""
+    for name, key in (("report.json", "model"), ("threshold.json", "checkpoints")):
+        if (path.parent / name).is_file():
+            found = json.loads((path.parent / name).read_text("utf-8")).get(key)
+            digests = found.get("checkpoints_sha256") if name == "report.json" and found else found
+            if digests != run.checkpoints:
+                raise InputError(
+                    f"{path} holds scores of another model. Score the calibration cohort with {run.folder}."
+                )
+            return
+    logger.warning("Calibration: nothing beside %s tells which model gave its scores; it must be %s.", path, run.folder)
+
+
+def check_request(source: Path | str, *, sr: bool) -> None:
+    """Refuse what cannot be done before hours of preparation.
+
+    Raises:
+        InputError: If structured reports are asked for and cannot be written.
+    """
+    if sr:
+        check_highdicom()
+        if not Path(source).is_dir():
+            raise InputError(
+                f"--sr refers to DICOM images, and {source} is a manifest. Give a folder of DICOM studies."
+            )
 
 
 def write_scores(
@@ -91,15 +138,21 @@ def write_scores(
     output: Path | str,
     *,
     point: OperatingPoint,
+    salt: str,
+    sr: bool = False,
+    explain: int = 0,
 ) -> None:
     """Score the prepared exams and write ``scores.csv``, ``report.json`` and one picture per exam.
 
     Args:
         studies: The exams.
-        evaluator: Runs the ensemble over them.
+        evaluator: Runs the ensemble over them; None when there is none.
         run: The trained run, for the record.
         output: Folder to write to.
         point: The threshold, see :func:`operating_point`.
+        salt: See :class:`NewStudies`.
+        sr: Also write a DICOM Structured Report per exam (DICOM folders only).
+        explain: Also explain this many exams, those nearest the threshold.
 
     Raises:
         InputError: If the output cannot be written.
@@ -107,37 +160,77 @@ def write_scores(
     output = Path(output)
     reports = {item["study"]: json.loads(item["report"]) for item in studies.prepared}
     warnings = {name: " | ".join(report["warnings"]) for name, report in reports.items()}
-    names, logits = collect(evaluator) if evaluator else ([], np.empty((0, 1)))
-    rows = {row["study"]: row for row in score_rows(names, logits, point, warnings)}
+    scored = score_rows(*_logits(evaluator, len(studies.prepared)), point, warnings)
+    rows = {row["study"]: row for row in scored}
     for name, error in studies.errors.items():
         rows[name] = dict.fromkeys(SCORE_COLUMNS, "") | {
             "study": name,
             "warnings": f"NOT SCORED ({error.code}): {error}",
         }
     write_csv(output / "scores.csv", SCORE_COLUMNS, [rows[name] for name in studies.names])
-    for item in studies.prepared:
-        row = rows[item["study"]]
-        decision = "needed" if row["dce_needed"] else "not needed"
-        title = f"{item['study']}   score {row['score']:.3f}   DCE {decision}   research only"
-        write_bytes(output / f"{item['study']}.png", study_picture(item["image"], run.settings["spacing"], title))
-    write_json(
-        output / "report.json",
-        {
-            "threshold": point.to_json(),
-            "model": {
-                "settings": run.settings,
-                "config_sha256": sha256(run.folder / "config.json"),
-                "checkpoints_sha256": run.checkpoints,
-            },
-            "versions": {name: version(name) for name in PACKAGES},
-            "studies": {name: reports.get(name) or {"error": studies.errors[name].code} for name in studies.names},
-        },
-    )
-    needed = sum(row["dce_needed"] == 1 for row in rows.values())
-    logger.info("%d exams scored, DCE needed in %d, %d not scored.", len(names), needed, len(studies.errors))
+    with progress_bar("write", len(studies.prepared), "study") as bar:
+        for item in studies.prepared:
+            row = rows[item["study"]]
+            decision = "needed" if row["dce_needed"] else "not needed"
+            title = f"{item['study']}   score {row['score']:.3f}   DCE {decision}   research only"
+            write_bytes(output / f"{item['study']}.png", study_picture(item["image"], run.settings["spacing"], title))
+            if sr:
+                report = structured_report(
+                    *(studies.dicom[item["study"]], row, reports[item["study"]]),
+                    point=point,
+                    checkpoints=run.checkpoints,
+                    salt=salt,
+                )
+                write_bytes(output / f"{item['study']}_sr.dcm", _as_bytes(report))
+            bar.update()
+    record = _record(run, point) | {
+        "studies": {name: reports.get(name) or {"error": studies.errors[name].code} for name in studies.names}
+    }
+    if explain and evaluator:
+        images = {item["study"]: item["image"] for item in studies.prepared}
+        chosen = {name: images[name] for name in nearest_threshold(scored, explain)}
+        network = evaluator.network
+        record["explanations"] = write_explanations(
+            network, chosen, output, channels=network.members[0].channels, spacing=run.settings["spacing"]
+        )
+    write_json(output / "report.json", record)
+    needed = sum(row["dce_needed"] for row in scored)
+    logger.info("%d exams scored, DCE needed in %d, %d not scored.", len(scored), needed, len(studies.errors))
     logger.info("%s\nWritten: %s", point.in_words(), output)
     for name, error in studies.errors.items():
         logger.warning("Not scored: study %s: %s", name, error)
+
+
+def _logits(evaluator: SupervisedEvaluator | None, count: int) -> tuple[list[str], NDArray[np.float64]]:
+    """Names and members' logits, with a progress bar."""
+    if evaluator is None:
+        return [], np.empty((0, 1))
+    with progress_bar("score", count, "study") as bar:
+
+        def advance(engine: Any) -> None:
+            bar.update(len(engine.state.batch["study"]))
+
+        with evaluator.add_event_handler(Events.ITERATION_COMPLETED, advance):
+            return collect(evaluator)
+
+
+def _record(run: TrainedRun, point: OperatingPoint) -> dict[str, Any]:
+    """What a score rests on: threshold, model, versions."""
+    return {
+        "threshold": point.to_json(),
+        "model": {
+            "settings": run.settings,
+            "config_sha256": sha256(run.folder / "config.json"),
+            "checkpoints_sha256": run.checkpoints,
+        },
+        "versions": {name: version(name) for name in PACKAGES},
+    }
+
+
+def _as_bytes(dataset: Dataset) -> bytes:
+    buffer = io.BytesIO()
+    dataset.save_as(buffer, enforce_file_format=True)
+    return buffer.getvalue()
 
 
 def salt_of(run: Path) -> str:
@@ -169,4 +262,4 @@ def _dicom_items(source: Path, salt: str) -> tuple[list[dict[str, Any]], dict[st
             lost[name] = StudyError(
                 "no_images", f"none of its {len(study.failed)} files can be read: {next(iter(study.failed.values()))}."
             )
-    return sorted(items, key=lambda item: item["study"]), lost
+    return sorted(items, key=lambda item: str(item["study"])), lost

@@ -6,12 +6,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mri_alm.metrics import auc, fpr_at_fn
+from mri_alm.metrics import FprRule, auc, fpr_at_fn, fpr_at_tpr
 
 FALSE_NEGATIVES = (0, 1, 2, 5)  # columns of the paper's Table 3
+TRUE_POSITIVE_RATES = (98, 95, 92, 90)  # percent, those of its other tables
 
 
-def test_metrics(labels: NDArray[np.int64], logits: NDArray[np.float64], needed: NDArray[np.int64]) -> dict[str, Any]:
+def test_metrics(
+    labels: NDArray[np.int64], logits: NDArray[np.float64], needed: NDArray[np.int64], *, fpr_rule: FprRule
+) -> dict[str, Any]:
     """Figures of the test cohort; FPR at k FN takes its threshold from the test labels, as in the paper."""
     mean = logits.mean(1)
     members = [auc(labels, column) for column in logits.T]
@@ -22,6 +25,7 @@ def test_metrics(labels: NDArray[np.int64], logits: NDArray[np.float64], needed:
         "ensemble_auc": auc(labels, mean),
         "member_auc": spread(members),
         "fpr_at_fn": {str(k): fpr_at_fn(labels, mean, k) for k in FALSE_NEGATIVES if k < positive.sum()},
+        "fpr_at_tpr": {str(tpr): fpr_at_tpr(labels, mean, tpr / 100, rule=fpr_rule) for tpr in TRUE_POSITIVE_RATES},
         "at_threshold": {
             "false_negatives": int((positive & (needed == 0)).sum()),
             "false_positives": int((~positive & (needed == 1)).sum()),

@@ -1,9 +1,12 @@
-"""Score new exams with a trained ensemble: DCE needed or not, at the threshold fixed in training.
+"""Score new exams with a trained ensemble: DCE needed or not, at a threshold fixed before.
 
     python pipelines/score.py --model runs/prostate_alm --input DICOM_FOLDER_OR_MANIFEST.csv --output OUT
+    python pipelines/score.py ... --calibration CALIBRATION/scores.csv --labels calibration.csv --alpha 0.1 --eps 0.1
 
-Writes scores.csv, report.json and one picture per exam. Exit status: 0 all scored, 2 some could not be (the rest are
-written) or the input cannot be used. Research use only.
+Without --calibration the threshold is that of training, which is approximate. With it, the chance that the threshold
+misses more than a share --alpha of the patients who need DCE is at most --eps; with too few positives everyone is
+examined (docs/operating_point.md). Writes scores.csv, report.json and one picture per exam. Exit status: 0 all scored,
+2 some could not be (the rest are written) or the input cannot be used. Research use only.
 """
 
 import argparse
@@ -35,18 +38,21 @@ def main() -> int:
     )
     parser.add_argument("--calibration", type=Path, help="scores.csv that this model gave a cohort it never saw")
     parser.add_argument("--labels", type=Path, help="with --calibration: CSV with study, label, patient")
-    parser.add_argument("--alpha", type=float, default=0.1, help="with --calibration: largest acceptable miss rate")
-    parser.add_argument("--eps", type=float, default=0.1, help="with --calibration: chance that it is larger")
+    parser.add_argument("--alpha", type=float, help="with --calibration: largest acceptable miss rate (default 0.1)")
+    parser.add_argument("--eps", type=float, help="with --calibration: chance that it is larger (default 0.1)")
+    parser.add_argument("--sr", action="store_true", help="also write a pseudonymous DICOM Structured Report per exam")
+    parser.add_argument("--explain", type=int, default=0, metavar="N", help="explain the N exams nearest the threshold")
     arguments = parser.parse_args()
-    names = ("input", "output", "calibration", "labels", "alpha", "eps")
     overrides = {"run_dir": str(arguments.model)} | {
-        name: value if isinstance(value, float) else str(value)
-        for name in names
+        name: str(value) if isinstance(value, Path) else value
+        for name in ("input", "output", "calibration", "labels", "alpha", "eps", "threads", "sr", "explain")
         if (value := getattr(arguments, name)) is not None
     }
-    if arguments.threads:
-        overrides["threads"] = arguments.threads
     with user_errors():
+        if arguments.calibration is None and not {"labels", "alpha", "eps"}.isdisjoint(overrides):
+            raise InputError("--labels, --alpha and --eps belong to a calibration cohort: give --calibration too.")
+        if arguments.explain < 0:
+            raise InputError(f"--explain must be 0 or more, got {arguments.explain}.")
         if arguments.key_file and arguments.output.resolve() in arguments.key_file.resolve().parents:
             raise InputError("--key-file identifies patients: put it outside --output, which is meant to be shared.")
         workflow = ConfigWorkflow(

@@ -230,3 +230,16 @@ def test_per_epoch_does_not_multiply_the_steps_of_a_repeated_sample() -> None:
     before = thrice.multipliers.clone()
     thrice.end_epoch(0.5)  # an epoch without visits
     assert torch.equal(thrice.multipliers, before)
+
+
+@pytest.mark.parametrize("dual_update", ["per_visit", "per_epoch"])
+def test_a_batch_with_a_broken_score_is_no_visit(dual_update: Any) -> None:
+    once = epoch_of(dual_update, [[0, 1, 3]])
+    broken = epoch_of(dual_update, [[0, 1, 3]])
+    logits = torch.tensor([0.1, float("nan"), 0.3], dtype=torch.float64, requires_grad=True)
+    broken(logits, torch.tensor([1, 0, 0]), torch.tensor([0, 1, 3]))
+    broken.dual_step()
+    once.end_epoch(0.5)
+    broken.end_epoch(0.5)
+    assert once.multipliers[0] > 0
+    assert torch.equal(broken.multipliers, once.multipliers)

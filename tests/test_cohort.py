@@ -164,20 +164,23 @@ def test_a_file_that_does_not_exist(folder: Path) -> None:
 
 
 def test_no_manifest(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=re.escape(f"There is no manifest {tmp_path / 'm.csv'}. Give the path of")):
+    with pytest.raises(
+        InputError,
+        match=re.escape(f"{tmp_path / 'm.csv'}: cannot be read (No such file or directory). Give the path of"),
+    ):
         read_manifest(tmp_path / "m.csv")
 
 
 def test_missing_columns_are_named_beside_those_there_are(tmp_path: Path) -> None:
     (tmp_path / "m.csv").write_text("study;patient;label\n1;2;3\n")
-    message = "no column label, patient, split, study. Its columns are: study;patient;label."
+    message = "no column study, patient, label, split. Its columns are: study;patient;label."
     with pytest.raises(InputError, match=re.escape(message)):
         read_manifest(tmp_path / "m.csv")
 
 
 def test_empty_files(tmp_path: Path) -> None:
     (tmp_path / "m.csv").write_text("")
-    with pytest.raises(InputError, match=re.escape("no column label, patient, split, study. Its columns are: none.")):
+    with pytest.raises(InputError, match=re.escape("no column study, patient, label, split. Its columns are: none.")):
         read_manifest(tmp_path / "m.csv")
     with pytest.raises(InputError, match=r"has a header but no study\.$"):
         read_manifest(write(tmp_path, []))
@@ -185,7 +188,7 @@ def test_empty_files(tmp_path: Path) -> None:
 
 def test_other_encodings_are_refused(folder: Path) -> None:
     (folder / "m.csv").write_bytes("study,patient,label,split\nmüller,1,0,train\n".encode("latin-1"))
-    with pytest.raises(InputError, match=r"is no UTF-8 text .*\. Save it as CSV in UTF-8\.$"):
+    with pytest.raises(InputError, match=r"is no CSV text in UTF-8 .*\. Save it as such\.$"):
         read_manifest(folder / "m.csv")
 
 

@@ -199,12 +199,16 @@ def test_a_setting_that_cannot_be_meant_is_refused_at_once(
         ({"patience": 0}, "patience must be 1 or more epochs, or None to train them all, got 0"),
         ({"positives_per_batch": 8}, "positives_per_batch must lie between 1 and 7, got 8"),
         ({"constraint_per": "pair", "bank": 3}, "bank must be 0 or more, and 0 unless"),
+        ({"micro_batch": 0}, "micro_batch must be 1 or more exams, or None for the whole batch, got 0"),
         ({"features": []}, "Each path needs a channel and a stage: got"),
         ({"validation": 1.5}, "validation must lie between 0 and 1, got 1.5"),
         ({"validation": 0.05}, "splits that hold out 0.05 of each class need at least 20 of either"),
         ({"max_fn": 99}, "Cannot allow 99 false negatives"),
         ({"exclude": ["S99"]}, "exclude names S99, but"),
-        ({"cohort": "nowhere.csv"}, "nowhere.csv. Give the path of a CSV file"),
+        (
+            {"cohort": "nowhere.csv"},
+            "nowhere.csv: cannot be read (No such file or directory). Give the path of a CSV file",
+        ),
     ],
     ids=str,
 )

@@ -130,6 +130,11 @@ def test_inferer_computes_in_bfloat16_and_gives_float32() -> None:
     assert not torch.equal(plain, fast)
 
 
+def test_a_micro_batch_of_nothing_is_refused() -> None:
+    with pytest.raises(InputError, match="micro_batch must be 1 or more exams, or None for the whole batch, got -1"):
+        AutocastInferer(micro_batch=-1)
+
+
 def test_inferer_computes_in_parts_while_training() -> None:
     seen: list[int] = []
     network, image = Net(), torch.randn(7, 1, 3)

@@ -96,6 +96,9 @@ def test_metrics_equal_scikit_learn_s(manifest: Path, trained: Path) -> None:
     assert test["fpr_at_fn"].keys() == {"0", "1", "2"}  # 4 positives: 5 false negatives cannot be
     for k, value in test["fpr_at_fn"].items():
         assert value == pytest.approx(fpr[tpr >= (y.sum() - int(k)) / y.sum() - 1e-12].min())
+    assert test["fpr_at_tpr"].keys() == {"98", "95", "92", "90"}
+    for percent, value in test["fpr_at_tpr"].items():
+        assert value == pytest.approx(fpr[tpr >= int(percent) / 100 - 1e-12].min())
     needed = np.array([int(row["dce_needed"]) for row in rows])
     assert test["at_threshold"] == {
         "false_negatives": ((y == 1) & (needed == 0)).sum(),
@@ -219,6 +222,12 @@ def test_free_settings_may_change(manifest: Path, run: Path, no_training: None) 
     assert after["rule"] != before["rule"]
     train(manifest, run, splits=2, max_fn=0)
     assert len(load(run / "threshold.json")["checkpoints"]) == 2
+
+
+def test_the_authors_fpr_rule_reaches_the_figures(manifest: Path, run: Path, no_training: None) -> None:
+    """With four positives no TPR rounds to 98 %, and their rule then reports a perfect 0."""
+    train(manifest, run, fpr_rule="official")
+    assert load(run / "metrics.json")["test"]["fpr_at_tpr"]["98"] == 0
 
 
 def test_one_split_at_a_time_makes_the_same_run(manifest: Path, trained: Path, tmp_path: Path) -> None:
@@ -385,3 +394,37 @@ def test_table_3_and_the_threshold_are_printed(manifest: Path, run: Path, capsys
 
 def test_false_negatives_of_table_3_are_the_paper_s() -> None:
     assert mri_alm.summary.FALSE_NEGATIVES == (0, 1, 2, 5)
+
+
+def test_what_the_positives_can_promise_is_told_before_training(
+    manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: Any) -> None:
+        raise InputError("before training")
+
+    monkeypatch.setattr("mri_alm.job.Job._prepare", stop)
+    with pytest.raises(SystemExit, match=r"^2$"):
+        train(manifest, tmp_path / "run", splits=1)
+    text = capsys.readouterr().out
+    assert "Held out: 2 positives cannot certify a miss rate of 10 % at 90 % confidence; 22 can." in text
+
+
+def test_the_threshold_counts_patients(manifest: Path, tmp_path: Path) -> None:
+    """Two exams of every patient, as rows of their own: half as many positives stand behind the threshold."""
+    rows = read_rows(manifest)
+    for row in rows:
+        row.update({c: str(manifest.parent / row[c]) for c in ("t2", "adc", "hbv")})
+    training = [row for row in rows if row["split"] == "train"]
+    for number, row in enumerate(training):
+        row["patient"] = f"P{number // 6}{number % 3}"  # exams 0 and 3, 1 and 4, ...: equal labels
+    twice = write_manifest(tmp_path / "manifest.csv", [[row[c] for c in COLUMNS] for row in rows])
+    run = train(twice, tmp_path / "run", splits=3, max_epochs=1)
+    patient = {row["study"]: row["patient"] for row in rows}
+    held_out = read_rows(run / "heldout.csv")
+    positives = [row for row in held_out if row["label"] == "1"]
+    patients = {patient[row["study"]] for row in positives}
+    point = load(run / "threshold.json")
+    assert len(positives) == 2 * len(patients)
+    assert point["n_positive"] == len(patients)
+    assert point["n_negative"] == len({patient[row["study"]] for row in held_out}) - len(patients)
+    assert point["threshold"] == pytest.approx(min(expit(float(row["logit"])) for row in positives), abs=1e-12)

@@ -1,6 +1,7 @@
 import json
 import math
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,20 @@ def test_badly_wrong_samples_are_still_pulled(loss: nn.Module, classes: int) -> 
     assert logits.grad is not None
     pull = logits.grad.gather(1, label.unsqueeze(1)) if classes else logits.grad * torch.tensor([1.0, -1.0])
     assert (pull < -1e-3).all()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(("loss", "classes"), EVERY)
+def test_cuda_gives_the_value_and_gradient_of_the_cpu(loss: nn.Module, classes: int) -> None:
+    results = []
+    for device in ("cpu", "cuda"):
+        logits, label = batch(classes)
+        leaf = logits.to(device).requires_grad_()
+        value_there = deepcopy(loss).to(device)(leaf, label.to(device))
+        value_there.backward()
+        assert leaf.grad is not None
+        results.append((value_there.detach().cpu(), leaf.grad.cpu()))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize(("loss", "classes"), EVERY)

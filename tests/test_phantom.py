@@ -504,3 +504,19 @@ def test_program_writes_a_cohort_and_refuses_in_one_sentence(tmp_path, capsys):
     assert "train = 2, not 3" in capsys.readouterr().err
     assert main([str(tmp_path / "x"), "--masks", str(tmp_path)]) == 2
     assert "--masks belongs to --template" in capsys.readouterr().err
+
+
+def test_coarse_pixels_are_the_same_exam_on_a_coarser_t2() -> None:
+    fine, coarse = make_study(3, 1, seed=7), make_study(3, 1, seed=7, coarse=3)
+    assert coarse.t2.GetSpacing() == pytest.approx(np.multiply(fine.t2.GetSpacing(), (3, 3, 1)))
+    assert coarse.adc.GetSpacing() == fine.adc.GetSpacing()
+    assert coarse.info["lesions"] == fine.info["lesions"]
+    volume = [
+        np.count_nonzero(sitk.GetArrayViewFromImage(s.gland)) * np.prod(s.gland.GetSpacing()) for s in (fine, coarse)
+    ]
+    assert volume[1] == pytest.approx(volume[0], rel=0.05)
+
+
+def test_pixels_are_not_made_finer() -> None:
+    with pytest.raises(InputError, match=r"coarse must be at least 1, not 0\.5\.$"):
+        make_study(0, 0, coarse=0.5)

@@ -311,3 +311,32 @@ def test_what_the_positives_can_promise_is_said_before_training():
     text = certificate_in_words(13)
     assert text == "13 positives cannot certify a miss rate of 10 % at 90 % confidence; 22 can."
     assert certificate_in_words(59, 0.05, 0.05) == "59 positives can certify a miss rate of 5 % at 95 % confidence."
+
+
+@pytest.mark.parametrize("levels", [None, 12])
+def test_the_threshold_of_patients_keeps_its_promise(levels):
+    """Through the functions a user calls: patients with one to three exams, each the patient's level plus noise; a
+    patient is missed when any exam is."""
+    rng = np.random.default_rng(1)
+
+    def draw(patients):
+        patient = np.repeat(np.arange(patients), rng.integers(1, 4, patients))
+        score = 1 / (1 + np.exp(-(rng.normal(size=patients)[patient] + 0.5 * rng.normal(size=patient.size))))
+        return patient, np.floor(score * levels) / levels if levels else score
+
+    def lowest(patient, score):
+        return np.minimum.reduceat(score, np.flatnonzero(np.diff(patient, prepend=-1)))
+
+    population, draws = np.sort(lowest(*draw(200_000))), 1000
+    broken = by_exam = 0
+    for _ in range(draws):
+        patient, score = draw(40)
+        names = [*map(str, patient), "negative"]
+        label, score = np.r_[np.ones(patient.size, int), 0], np.r_[score, 0.5]
+        for rows in (one_score_per_patient(names, label, score), (label, score)):
+            point = neyman_pearson_threshold(*rows, 0.1, 0.1, source="calibration")
+            too_many = np.searchsorted(population, point.threshold) / population.size > 0.1
+            broken, by_exam = (broken + too_many, by_exam) if rows[0] is not label else (broken, by_exam + too_many)
+    assert broken / draws <= 0.1
+    assert by_exam / draws > 0.15  # counting exams breaks the promise
+    assert levels or broken / draws > 0.05  # BinomCDF(1; 40, .1) = 0.0805: not simply cautious
