@@ -97,7 +97,7 @@ def test_the_training_seed_leaves_the_split_alone(data: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("loss", BINARY_LOSSES)
 def test_every_binary_loss_trains(loss: str, data: Path, tmp_path: Path) -> None:
-    mu0 = 0 if loss in ("mbauc", "aucm") else 1e-4
+    mu0 = 0 if loss in ("mbauc", "aucm", "pauc") else 1e-4
     content = train("cifar10_binary", data, tmp_path, loss=loss, mu0=mu0)
     assert np.isfinite(content["test"]["score"]).all()
 
