@@ -17,7 +17,7 @@ from mri_alm.job import phantom_cohort
 from mri_alm.schedule import preset
 
 CONFIGS = Path(__file__).parents[1] / "configs"
-ENTRIES = [path for path in sorted(CONFIGS.glob("*.json")) if path.name != "metadata.json"]
+ENTRIES = [path for path in sorted(CONFIGS.glob("*.json")) if path.name not in ("metadata.json", "tuned.json")]
 META = json.loads((CONFIGS / "metadata.json").read_text())
 LOSSES = sorted(json.loads((CONFIGS / "parts" / "losses.json").read_text()))
 

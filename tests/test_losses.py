@@ -4,8 +4,11 @@ from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from monai.bundle import ConfigParser
 from monai.losses import AUCMLoss
 from torch import Tensor, nn
@@ -19,6 +22,7 @@ from mri_alm.losses import (
     BinaryCrossEntropy,
     ClassBalancedBinaryCrossEntropy,
     MiniBatchAUC,
+    PartialAUC,
     SymmetricFocal,
     SymmetricMargin,
     WeightedBinaryCrossEntropy,
@@ -51,6 +55,7 @@ BINARY: dict[str, nn.Module] = {
     "s_ml": SymmetricMargin(4.0),
     "a_ml": AsymmetricMargin(4.0),
     "mbauc": MiniBatchAUC(),
+    "pauc": PartialAUC(0.3),
     "ldam": BinaryLDAM(COUNTS),
     "aucm": AUCMargin(),
     "s_fl_offset": SymmetricFocal(0.5, log_offset=1e-4),
@@ -157,7 +162,7 @@ def test_finite_in_the_tails(loss: nn.Module, classes: int, size: float) -> None
 
 
 # A constant inside the logarithm, as in the authors' code, kills the gradient; so does a surrogate of probabilities.
-PULLED = [case for case in EVERY if case.id != "aucm" and not str(case.id).endswith("_offset")]
+PULLED = [case for case in EVERY if case.id not in ("aucm", "pauc") and not str(case.id).endswith("_offset")]
 
 
 @pytest.mark.parametrize(("loss", "classes"), PULLED)
@@ -279,6 +284,28 @@ def test_auc_loss_solves_the_inner_problem_of_monai() -> None:
     torch.testing.assert_close(MiniBatchAUC()(logits, label), peer(logits.unsqueeze(1), label.unsqueeze(1)).detach())
 
 
+@given(seed=st.integers(0, 2**32 - 1), worst=st.integers(1, 8))
+def test_partial_auc_loss_is_the_minimum_over_the_variable_of_cvar(seed: int, worst: int) -> None:
+    rng = np.random.default_rng(seed)
+    logits = torch.tensor(rng.normal(size=11) * 2)
+    label = torch.tensor([1] * 3 + [0] * 8)
+    p = logits.sigmoid().numpy()
+    pairs = np.maximum(1 - p[:3, None] + p[None, 3:], 0) ** 2
+    share = worst / 8
+    # CVaR of one positive: least of s + mean((pair - s)+) / share, piecewise linear with kinks at the pairs.
+    cvar = [min(s + np.maximum(row - s, 0).mean() / share for s in row) for row in pairs]
+    assert PartialAUC(share)(logits, label).item() == pytest.approx(np.mean(cvar), rel=1e-12)
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_partial_auc_loss_of_one_class_is_a_zero_tied_to_the_graph(label: int) -> None:
+    logits = torch.tensor([0.5, -1.0, 2.0], requires_grad=True)
+    loss = PartialAUC()(logits, torch.full((3,), label))
+    loss.backward()
+    assert loss.item() == 0
+    assert torch.equal(logits.grad, torch.zeros(3))  # type: ignore[arg-type]
+
+
 def test_class_balanced_weights() -> None:
     assert class_balanced_weights(COUNTS, 0.99) == pytest.approx([0.308, 1.692], abs=5e-4)
     assert class_balanced_weights(COUNTS, 0.99, normalise=False) == pytest.approx([0.0100, 0.0549], abs=5e-5)
@@ -397,6 +424,9 @@ def test_class_balancing_differs_from_torch_only_in_the_divisor() -> None:
         (lambda: LDAM(COUNTS, max_margin=-1), "max_margin"),
         (lambda: LDAM(COUNTS, scale=0), "scale must be > 0"),
         (lambda: BinaryLDAM(COUNTS3), r"counts must be \(negatives, positives\), got 3 numbers"),
+        (lambda: PartialAUC(0), r"max_fpr must be in \(0, 1\]"),
+        (lambda: PartialAUC(1.5), r"max_fpr must be in \(0, 1\]"),
+        (lambda: PartialAUC(margin=0), "margin > 0"),
         (lambda: SymmetricFocal(1, log_offset=-1e-4), "log_offset must be a finite number >= 0, got -0.0001"),
     ],
 )
@@ -414,7 +444,7 @@ class CountedCohort:
 
 KNOBS = {
     "gamma": 1.5, "margin": 0.5, "positive_weight": 8.0, "beta": 0.99, "max_margin": 0.4, "ldam_scale": 20.0,
-    "split": 3, "log_offset": 1e-4, "normalise_weights": False, "cohort_data": CountedCohort(),
+    "split": 3, "max_fpr": 0.3, "log_offset": 1e-4, "normalise_weights": False, "cohort_data": CountedCohort(),
 }  # fmt: skip
 CONFIGURED = {
     "bce": BinaryCrossEntropy(),
@@ -426,6 +456,7 @@ CONFIGURED = {
     "a_ml": AsymmetricMargin(0.5, log_offset=1e-4),
     "ldam": BinaryLDAM(COUNTS, max_margin=0.4, scale=20),
     "mbauc": MiniBatchAUC(),
+    "pauc": PartialAUC(0.3),
     "aucm": AUCMargin(),
 }
 

@@ -1,0 +1,210 @@
+"""Images per second of CIFAR training: ours, and a naive loop; where a step's time goes; share of the matmul peak.
+
+python benchmarks/cifar_training.py --data data/cifar --width 0.125     # by hand, on a quiet machine
+
+The naive loop is written from the paper as many would write it: a data set that crops, flips and normalises one image
+at a time, the constraint as a double loop over pairs, contiguous memory, validation one image at a time. Both train
+the same network on the same set from the same weights, for --epochs epochs with a validation after each.
+"""
+
+import argparse
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
+from torch.utils.flop_counter import FlopCounterMode
+
+from mri_alm import AugmentedLagrangian
+from mri_alm.cifar_batches import STATISTICS, BatchLoader, CropFlip, ImagePart
+from mri_alm.cifar_sets import ImageSet, binary_set
+from mri_alm.losses import BinaryCrossEntropy
+from mri_alm.metrics import auc
+from mri_alm.networks_cifar import resnet10
+
+BATCH, MU, DELTA = 64, 1e-4, 0.25
+
+
+class Times:
+    """Seconds by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def measure(self, name: str) -> Iterator[None]:
+        synchronise()
+        start = time.perf_counter()
+        yield
+        synchronise()
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def synchronise() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def ours(images: ImageSet, width: float, epochs: int, device: torch.device, compiled: bool) -> Times:
+    times = Times()
+    network = resnet10(width).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    run = torch.compile(network) if compiled else network
+    objective = AugmentedLagrangian(BinaryCrossEntropy(), images.size, mu=MU).to(device)
+    optimizer = torch.optim.Adam(network.parameters(), fused=True)
+    transform = CropFlip()
+    transform.set_random_state(seed=0)
+    training = ImagePart(images, "training", 0, device=device, transform=transform)
+    validation = ImagePart(images, "validation", 0, device=device)
+    loader = BatchLoader(training, BatchSampler(RandomSampler(training), BATCH, drop_last=compiled))
+    if compiled:
+        run(training.batch(range(BATCH))["image"]).mean().backward()  # not timed
+    for _ in range(epochs):
+        network.train()
+        batches = iter(loader)
+        for _ in range(len(loader)):
+            with times.measure("data"):
+                batch = next(batches)
+            with times.measure("forward"):
+                logits = run(batch["image"])
+            with times.measure("objective"):
+                loss = objective(logits, batch["label"], batch["index"])
+            with times.measure("backward"):
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+            with times.measure("optimiser"):
+                optimizer.step()
+                objective.dual_step()
+        with times.measure("validation"), torch.inference_mode():
+            network.eval()
+            batch = validation.batch(range(len(validation)))
+            objective.end_epoch(auc(batch["label"].cpu().numpy(), network(batch["image"]).flatten().cpu().numpy()))
+    return times
+
+
+class OneByOne(Dataset[tuple[Tensor, int, int]]):
+    """One image at a time."""
+
+    def __init__(self, images: ImageSet, part: str, *, augment: bool) -> None:
+        self.images, self.rows, self.augment = images, images.rows(part, 0), augment
+        self.mean, self.deviation = (torch.tensor(v)[:, None, None] for v in STATISTICS["cifar10"])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, position: int) -> tuple[Tensor, int, int]:
+        row = int(self.rows[position])
+        image = torch.from_numpy(self.images.image[row])
+        if self.augment:
+            padded = nn.functional.pad(image, (4, 4, 4, 4))
+            top, left = (int(v) for v in torch.randint(9, (2,)))
+            image = padded[:, top : top + 32, left : left + 32]
+            if float(torch.rand(1)) < 0.5:
+                image = image.flip(2)
+        return (image.float() / 255 - self.mean) / self.deviation, int(self.images.label[row]), row
+
+
+def naive(images: ImageSet, width: float, epochs: int, device: torch.device) -> Times:
+    times = Times()
+    network = resnet10(width).to(device)
+    optimizer = torch.optim.Adam(network.parameters())
+    training = DataLoader(OneByOne(images, "training", augment=True), BATCH, shuffle=True)
+    validation = DataLoader(OneByOne(images, "validation", augment=False), 1)
+    multipliers, mu = dict.fromkeys(images.rows("training", 0).tolist(), 0.0), MU
+    for _ in range(epochs):
+        network.train()
+        batches = iter(training)
+        for _ in range(len(training)):
+            with times.measure("data"):
+                image, label, index = next(batches)
+                image = image.to(device)
+            with times.measure("forward"):
+                logits = network(image).flatten()
+            with times.measure("objective"):
+                loss = nn.functional.binary_cross_entropy_with_logits(logits, label.to(device).float())
+                score = torch.sigmoid(logits)
+                positives, negatives = (torch.nonzero(label == side).flatten().tolist() for side in (1, 0))
+                violations = {}
+                for j in positives:
+                    q = torch.zeros((), device=device)
+                    for k in negatives:
+                        q = q + torch.clamp(DELTA - (score[j] - score[k]), min=0)
+                    violations[int(index[j])] = q
+                pairs = max(len(positives) * len(negatives), 1)
+                for row, q in violations.items():
+                    loss = loss + mu / (2 * pairs) * q**2 + multipliers[row] / pairs * q
+            with times.measure("backward"):
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+            with times.measure("optimiser"):
+                optimizer.step()
+                for row, q in violations.items():
+                    multipliers[row] += mu * float(q.detach())
+        with times.measure("validation"), torch.no_grad():
+            network.eval()
+            held_out = [(int(label), float(network(image.to(device)))) for image, label, _ in validation]
+            auc(*zip(*held_out, strict=True))
+    return times
+
+
+def matmul_peak(device: torch.device) -> float:
+    """Floating-point operations per second of a large float32 matrix product, the best of five."""
+    a = torch.randn(1024, 1024, device=device)
+    best = float("inf")
+    for _ in range(5):
+        times = Times()
+        with times.measure("matmul"):
+            a @ a
+        best = min(best, times.seconds["matmul"])
+    return 2 * 1024**3 / best
+
+
+def step_flops(width: float) -> int:
+    """Floating-point operations of the forward and backward pass of one image."""
+    counter = FlopCounterMode(display=False)
+    with counter:
+        resnet10(width)(torch.randn(2, 3, 32, 32)).mean().backward()
+    return counter.get_total_flops() // 2
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("data/cifar"))
+    parser.add_argument("--width", type=float, default=0.125)
+    parser.add_argument("--ratio", type=float, default=100)
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--compile", action="store_true", help="also ours with torch.compile")
+    arguments = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    images = binary_set(
+        arguments.data,
+        "cifar10",
+        majority="truck",
+        critical="automobile",
+        ratio=arguments.ratio,
+        validation=100,
+        splits=1,
+    )
+    count = len(images.rows("training", 0)) * arguments.epochs
+    peak, flops = matmul_peak(device), step_flops(arguments.width)
+    print(f"torch {torch.__version__}, {device}, {torch.get_num_threads()} threads, width {arguments.width}, "
+          f"{count} images, matmul peak {peak / 1e9:.0f} GFLOP/s")  # fmt: skip
+    rates = {}
+    for name in ("naive", "ours", *(["compiled"] if arguments.compile else [])):
+        torch.manual_seed(0)
+        run = naive(images, arguments.width, arguments.epochs, device) if name == "naive" else ours(
+            images, arguments.width, arguments.epochs, device, name == "compiled")  # fmt: skip
+        total = sum(run.seconds.values())
+        rates[name] = count / total
+        split = "  ".join(f"{part} {100 * seconds / total:.1f} %" for part, seconds in run.seconds.items())
+        step = run.seconds["forward"] + run.seconds["backward"]
+        print(f"{name:8} {rates[name]:7.0f} images/s   {split}   forward and backward at "
+              f"{100 * flops * count / step / peak:.0f} % of the matmul peak")  # fmt: skip
+        if name != "naive":
+            print(f"         {rates[name] / rates['naive']:.2f} x the naive loop")
+
+
+if __name__ == "__main__":
+    main()

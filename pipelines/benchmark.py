@@ -1,0 +1,67 @@
+"""Train and print a table of the paper: our numbers beside the printed ones, with intervals and the null.
+
+    python pipelines/benchmark.py --table cifar10_binary_100 --protocol quick --data data/cifar
+
+Goes on from whatever is finished; --report-only trains nothing. Writes results/TABLE/PROTOCOL/METHOD/split_k.json and
+table.md, table.csv, figure.png beside them. Exit status: 0 done, 2 the input cannot be used.
+"""
+
+import argparse
+import logging
+import sys
+import warnings
+from pathlib import Path
+
+from mri_alm.benchmark_multiclass import to_rows, write_multiclass_report
+from mri_alm.benchmark_plan import Table, read_results
+from mri_alm.benchmark_report import make_report, to_markdown, write_report
+from mri_alm.benchmark_run import train_missing
+from mri_alm.bundle import user_errors
+
+TABLES = Path(__file__).with_name("benchmark_tables.json")
+
+
+def main() -> int:
+    """Parse the arguments, train what is missing, write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", required=True, help="name of a table of pipelines/benchmark_tables.json")
+    parser.add_argument(
+        "--protocol", default="quick", help="paper: as published; quick: smaller, declared in the tables' file"
+    )
+    parser.add_argument(
+        "--methods", nargs="+", help="rows such as bce alm_bce published_bce mu1e-4_bce (default: the paper's)"
+    )
+    parser.add_argument("--splits", type=int, help="models per ensemble (default: the protocol's)")
+    parser.add_argument(
+        "--seeds", type=int, default=1, help="trainings per split and method (the baseline: 2 at least)"
+    )
+    parser.add_argument("--data", type=Path, default=Path("data/cifar"), help="folder with the unpacked archive")
+    parser.add_argument("--results", type=Path, default=Path("results"))
+    parser.add_argument("--runs", type=Path, default=Path("runs/benchmark"), help="checkpoints")
+    parser.add_argument("--tuned", type=Path, help="configs/tuned.json, as pipelines/sweep.py writes it")
+    parser.add_argument("--report-only", action="store_true", help="train nothing")
+    arguments = parser.parse_args()
+    with user_errors():
+        table = Table(TABLES, arguments.table, arguments.protocol, arguments.tuned)
+        splits = arguments.splits or table.splits
+        plan = table.trainings(arguments.methods or table.methods(), splits, arguments.seeds)
+        if not arguments.report_only:
+            train_missing(table, plan, data=arguments.data, runs=arguments.runs, results=arguments.results)
+        results = read_results(table, arguments.results, plan)
+        keys = list(dict.fromkeys(job.method.key for job in plan))
+        place = table.folder(arguments.results)
+        if table.tpr:
+            report = make_report(table, results, keys, splits)
+            write_report(report, place)
+            print(to_markdown(report))
+        else:
+            print(write_multiclass_report(to_rows(table, results, keys, splits), table, place))
+    return 0
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("mri_alm.benchmark").setLevel(logging.INFO)
+    logging.captureWarnings(True)
+    warnings.filterwarnings("ignore", message="parsing config_file")
+    sys.exit(main())

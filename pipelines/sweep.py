@@ -1,0 +1,53 @@
+"""The paper's staged search on validation metrics: common settings, the loss's value, mu0 and rho, delta.
+
+    python pipelines/sweep.py --table cifar10_binary_100 --protocol quick --methods alm_bce --runs 3 --data data/cifar
+
+Writes configs/tuned.json, which pipelines/benchmark.py takes with --tuned. Stop it and start it again: it goes on.
+On a cluster give every process the same --storage (such as postgresql://...) and shared --runs-dir.
+"""
+
+import argparse
+import logging
+import sys
+import warnings
+from pathlib import Path
+
+from mri_alm.benchmark_plan import Table
+from mri_alm.benchmark_run import train_one
+from mri_alm.bundle import user_errors
+from mri_alm.search import Search, points, train_and_validate, write_tuned
+
+TABLES = Path(__file__).with_name("benchmark_tables.json")
+
+
+def main() -> int:
+    """Parse the arguments, search stage by stage, write what was chosen."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", required=True, help="name of a table of pipelines/benchmark_tables.json")
+    parser.add_argument("--protocol", default="quick", help="paper or quick")
+    parser.add_argument("--methods", nargs="+", help="rows such as a_fl alm_a_fl (default: the paper's)")
+    parser.add_argument("--runs", type=int, default=10, help="trainings per point (the paper: 10)")
+    parser.add_argument("--storage", default="sqlite:///runs/sweep.db", help="database of the studies")
+    parser.add_argument("--data", type=Path, default=Path("data/cifar"), help="folder with the unpacked archive")
+    parser.add_argument("--runs-dir", type=Path, default=Path("runs/sweep"), help="checkpoints")
+    parser.add_argument("--output", type=Path, default=Path("configs/tuned.json"))
+    arguments = parser.parse_args()
+    with user_errors():
+        table = Table(TABLES, arguments.table, arguments.protocol)
+        methods = arguments.methods or table.methods()
+        arguments.runs_dir.mkdir(parents=True, exist_ok=True)
+        evaluate = train_and_validate(table, data=arguments.data, runs=arguments.runs_dir, train=train_one)
+        search = Search(table, evaluate, storage=arguments.storage, runs=arguments.runs)
+        print(f"At most {points(table, methods)} points of {arguments.runs} trainings each.")
+        common = search.common()
+        for key in methods:
+            write_tuned(arguments.output, table, arguments.runs, {key: search.method(key, common)})
+    return 0
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("mri_alm.search").setLevel(logging.INFO)
+    logging.captureWarnings(True)
+    warnings.filterwarnings("ignore", message="parsing config_file")
+    sys.exit(main())
