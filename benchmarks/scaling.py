@@ -1,0 +1,294 @@
+"""What each step costs as the work grows: seconds and memory against size, the slope of a log-log line, a plot.
+
+    nice -n 5 python benchmarks/scaling.py                    # what is not measured yet; stop it and start it again
+    python benchmarks/scaling.py --only training scoring      # some steps
+    python benchmarks/scaling.py --show                       # the table and the plot of what is there
+
+Every point runs in a process of its own, one thread, so that its peak memory is its own. A slope of 1 is linear.
+Results: benchmarks/results/scaling.json and docs/performance.png. Under 15 minutes on a quiet core.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+RESULTS = Path(__file__).with_name("results") / "scaling.json"
+PLOT = Path(__file__).parents[1] / "docs" / "performance.png"
+SIZES = {  # step: sizes, what is counted
+    "training": ([100, 1000, 10_000], "patients, one epoch with its validation"),
+    "manifest": ([1000, 10_000, 100_000], "rows read, checked, split ten times"),
+    "preparation": ([4, 8, 16], "phantom exams read, registered, normalised"),
+    "scoring": ([4, 8, 32], "prepared exams through ten members"),
+    "multipliers": ([100_000, 1_000_000, 10_000_000], "samples in the store, a step of batch 64"),
+    "multipliers_epoch": ([100_000, 1_000_000, 10_000_000], "samples in the store, the end of an epoch"),
+    "sampler": ([10_000, 100_000, 1_000_000], "samples drawn by the stratified sampler in an epoch"),
+    "figures": ([1000, 10_000, 100_000], "test exams: AUC with DeLong's interval, FPR at FN, threshold"),
+    "cifar": ([32, 64, 128, 256], "images in a batch of ResNet-10, one step"),
+}
+
+
+def median(action: Callable[[], object], repeats: int) -> float:
+    """Median seconds after one call to warm up."""
+    action()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - start)
+    return sorted(times)[repeats // 2]
+
+
+def empty_cohort(folder: Path, patients: int) -> Path:
+    """A manifest whose files exist and are empty; every ninth exam is positive, the last fifth is the test."""
+    names = ("t2", "adc", "hbv")
+    lines = ["study,patient,label,split,t2,adc,hbv"]
+    for number in range(patients):
+        files = [f"s{number}_{name}.nii" for name in names]
+        for file in files:
+            (folder / file).touch()
+        lines.append(f"S{number},P{number},{int(number % 9 == 0)},train,{','.join(files)}")
+    (folder / "manifest.csv").write_text("\n".join(lines) + "\n")
+    return folder / "manifest.csv"
+
+
+def training(patients: int, folder: Path) -> float:
+    """An epoch of the main config on 8 x 8 x 8 volumes that stand in the cache, the first epoch left out if small."""
+    import torch
+    from monai.bundle import ConfigWorkflow
+    from monai.data import PersistentDataset
+
+    def small(_: Any, item: dict[str, Any]) -> dict[str, Any]:
+        image = torch.randn(3, 8, 8, 8, generator=torch.Generator().manual_seed(item["index"]))
+        return {name: item[name] for name in ("label", "index", "study")} | {"image": image, "report": "{}"}
+
+    epochs = 1 if patients > 1000 else 3
+    settings = {"size": [8, 8, 8], "features": [2, 4], "splits": 1, "split": 0, "max_epochs": epochs}
+    places = {
+        "cohort": str(empty_cohort(folder, patients)),
+        "cache_dir": str(folder / "c"),
+        "run_dir": str(folder / "r"),
+    }
+    workflow = ConfigWorkflow(
+        "configs/prostate_alm.json", logging_file=False, workflow_type="train", **settings, **places
+    )
+    workflow.initialize()
+    parser = workflow.parser
+    with patch.object(PersistentDataset, "_pre_transform", small), patch("os.fsync"):
+        for part in ("train::dataset", "validate::dataset"):
+            dataset = parser.get_parsed_content(part)
+            for number in range(len(dataset)):
+                dataset[number]
+    trainer = parser.get_parsed_content("train#trainer")
+    ends = [time.perf_counter()]
+    trainer.add_event_handler("epoch_completed", lambda: ends.append(time.perf_counter()))
+    trainer.run()
+    return ends[-1] - ends[-2]
+
+
+def manifest(rows: int, folder: Path) -> float:
+    from mri_alm.cohort import Cohort
+
+    (folder / "small").mkdir()
+    Cohort(empty_cohort(folder / "small", 100), splits=1)  # imports scikit-learn
+    path = empty_cohort(folder, rows)
+    start = time.perf_counter()
+    Cohort(path, splits=10)
+    return time.perf_counter() - start
+
+
+def preparation(exams: int, folder: Path) -> float:
+    from monai.bundle import ConfigParser
+    from monai.transforms import Compose
+
+    from mri_alm.cohort import read_manifest
+    from mri_alm.phantom_io import make_cohort
+
+    studies = read_manifest(make_cohort(folder / "phantom", train=exams, test=2))[:exams]
+    parser = ConfigParser()
+    parser.read_config("configs/prostate_alm.json")
+    prepare = Compose(parser.get_parsed_content("preprocessing"))
+    start = time.perf_counter()
+    for study in studies:
+        prepare(study.item())
+    return time.perf_counter() - start
+
+
+def scoring(exams: int, _: Path) -> float:
+    import torch
+    from monai.data import DataLoader, Dataset
+    from monai.engines import SupervisedEvaluator
+
+    from mri_alm.ensemble import Ensemble, collect
+    from mri_alm.networks import TwoBranchCNN
+
+    items = [{"image": torch.randn(3, 40, 40, 28), "label": 0.0, "study": f"S{k}"} for k in range(exams)]
+    ensemble = Ensemble([TwoBranchCNN() for _ in range(10)]).eval()
+    ensemble.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
+    loader = DataLoader(Dataset(items), batch_size=8)
+    evaluator = SupervisedEvaluator(torch.device("cpu"), loader, ensemble, decollate=False)
+    return median(lambda: collect(evaluator), 1)
+
+
+def objective(samples: int) -> tuple[Any, Callable[[], object]]:
+    """A store of that size and one step on a batch that lies anywhere in it."""
+    import torch
+
+    from mri_alm import AugmentedLagrangian
+
+    alm = AugmentedLagrangian(torch.nn.BCEWithLogitsLoss(), samples, mu=1e-3)
+    logits = torch.randn(64, requires_grad=True)
+    label = (torch.arange(64) % 8 == 0).float()
+    index = torch.randperm(samples)[:64]
+
+    def step() -> None:
+        alm(logits, label, index).backward()
+        alm.dual_step()
+
+    return alm, step
+
+
+def multipliers(samples: int, _: Path) -> float:
+    return median(objective(samples)[1], 51)
+
+
+def multipliers_epoch(samples: int, _: Path) -> float:
+    alm, step = objective(samples)
+
+    def epoch() -> None:
+        step()
+        alm.end_epoch(0.5)
+
+    return median(epoch, 5)
+
+
+def sampler(samples: int, _: Path) -> float:
+    from mri_alm.batches import StratifiedBatchSampler
+
+    labels = [float(number % 9 == 0) for number in range(samples)]
+    batches = StratifiedBatchSampler(labels, 8, 1)
+    start = time.perf_counter()
+    for _batch in batches:
+        pass
+    return time.perf_counter() - start
+
+
+def figures(exams: int, _: Path) -> float:
+    import numpy as np
+
+    from mri_alm.metrics import fpr_at_each_fn, fpr_at_tpr
+    from mri_alm.statistics import delong_auc
+    from mri_alm.threshold import fixed_fn_threshold, neyman_pearson_threshold
+
+    label = np.arange(exams) % 9 == 0
+    score = 1 / (1 + np.exp(-np.random.default_rng(0).normal(label, 1)))
+
+    def all_of_them() -> None:
+        delong_auc(label, score)
+        fpr_at_each_fn(label, score, (0, 1, 2, 5))
+        fpr_at_tpr(label, score, 0.95)
+        fixed_fn_threshold(label, score, 1)
+        neyman_pearson_threshold(label, score, 0.1, 0.1)
+
+    return median(all_of_them, 3)
+
+
+def cifar(batch: int, _: Path) -> float:
+    import torch
+
+    from mri_alm import AugmentedLagrangian
+    from mri_alm.networks_cifar import resnet10
+
+    network = resnet10()
+    alm = AugmentedLagrangian(torch.nn.BCEWithLogitsLoss(), 10_000, mu=1e-3)
+    image, index = torch.randn(batch, 3, 32, 32), torch.arange(batch)
+    label = (index % 8 == 0).float()
+
+    def step() -> None:
+        alm(network(image).flatten(), label, index).backward()
+        alm.dual_step()
+
+    return median(step, 1 if batch > 64 else 3)
+
+
+STEPS: dict[str, Callable[[int, Path], float]] = {
+    one.__name__: one
+    for one in (training, manifest, preparation, scoring, multipliers, multipliers_epoch, sampler, figures, cifar)
+}
+
+
+def measure(step: str, size: int) -> dict[str, Any]:
+    """One point, in a process of its own."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, "--point", step, str(size)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode:
+        raise SystemExit(f"{step} {size}:\n{done.stderr[-2000:]}")
+    point: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return point
+
+
+def slope(points: dict[str, Any]) -> float:
+    """Of the least-squares line through the points on logarithmic axes."""
+    import numpy as np
+
+    sizes = [float(size) for size in points]
+    return float(np.polyfit(np.log(sizes), np.log([one["seconds"] for one in points.values()]), 1)[0])
+
+
+def show(results: dict[str, Any]) -> None:
+    """Print the table of docs/performance.md and draw the plot."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.add_subplot(xlabel="size", ylabel="seconds", xscale="log", yscale="log")
+    print("| step | size: seconds (peak memory MB) | slope |\n|---|---|---|")
+    for step, points in results["steps"].items():
+        cells = ", ".join(f"{int(n):,}: {p['seconds']:.3g} ({p['peak_mb']:.0f})" for n, p in points.items())
+        print(f"| {step}: {SIZES[step][1]} | {cells} | {slope(points):.2f} |")
+        sizes, seconds = [int(n) for n in points], [p["seconds"] for p in points.values()]
+        axes.plot(sizes, seconds, marker="o", label=f"{step}, slope {slope(points):.2f}")
+    axes.plot([1e3, 1e6], [1e-4, 1e-1], color="grey", linestyle=":", label="linear")
+    figure.legend(loc="outside right center")
+    figure.savefig(PLOT, dpi=100)
+
+
+def main() -> None:
+    """Measure what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=STEPS, default=list(STEPS))
+    parser.add_argument("--show", action="store_true", help="measure nothing")
+    parser.add_argument("--point", nargs=2, help="internal: one step and size, printed as JSON")
+    options = parser.parse_args()
+    if options.point:
+        step, size = options.point[0], int(options.point[1])
+        with tempfile.TemporaryDirectory() as folder:
+            seconds = STEPS[step](size, Path(folder))
+        print(json.dumps({"seconds": seconds, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
+        return
+    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"steps": {}}
+    missing = [
+        (step, size)
+        for step in options.only
+        for size in SIZES[step][0]
+        if str(size) not in results["steps"].get(step, {})
+    ]
+    for step, size in [] if options.show else missing:
+        point = measure(step, size) | {"load": os.getloadavg()[0], "date": str(date.today())}
+        print(step, size, point, flush=True)
+        results["steps"].setdefault(step, {})[str(size)] = point
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    show(results)
+
+
+if __name__ == "__main__":
+    main()
