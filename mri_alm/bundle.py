@@ -83,13 +83,13 @@ def check() -> None:
 def own_tracking(config: dict[str, Any]) -> None:
     """Take MONAI's ``--tracking mlflow``, which the config itself never sees, as its setting ``tracking``.
 
-    MONAI answers with handlers that start a run of their own per split (docs/decisions/0046-mlflow-by-its-client.md).
+    MONAI adds settings, and handlers that start a run of their own per split, or none where the config is made of
+    parts (docs/decisions/0046-mlflow-by-its-client.md).
     """
-    handlers = config.get("train", {}).get("handlers", [])
-    theirs = [one for one in handlers if isinstance(one, dict) and one.get("_target_") == "MLFlowHandler"]
-    if "tracking" not in config or not theirs:
+    if "tracking" not in config or "is_not_rank0" not in config:
         return
-    config["train"]["handlers"] = [one for one in handlers if one not in theirs]
+    handlers = config["train"]["handlers"]
+    config["train"]["handlers"] = [one for one in handlers if one.get("_target_") != "MLFlowHandler"]
     config["validate"]["evaluator"].pop("val_handlers", None)
     for name in ("output_dir", "experiment_name", "run_name", "is_not_rank0"):
         config.pop(name, None)
