@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from mri_alm import (
         batches,
         bundle,
+        cache,
         cohort,
         engine,
         ensemble,
@@ -40,6 +41,7 @@ __all__ = [
     "RankingConstraint",
     "batches",
     "bundle",
+    "cache",
     "cohort",
     "engine",
     "ensemble",

@@ -1,7 +1,9 @@
 """The main job: prepare every exam once, train the splits, ensemble, set the threshold, score the test cohort."""
 
+import contextlib
 import json
 import logging
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,13 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from mri_alm.atomic import private_files, sweep
 from mri_alm.bundle import claim, member_parser, refuse_other_settings, running_config, user_errors
 from mri_alm.cohort import Cohort
 from mri_alm.ensemble import SCORE_COLUMNS, Ensemble, collect, for_each_study, load_member, progress_bar, score_rows
 from mri_alm.errors import InputError
-from mri_alm.files import read_csv, sha256, write_csv, write_json
+from mri_alm.files import DamagedFileError, is_intact, read_csv, read_json, sha256, write_csv, write_json
+from mri_alm.locks import only_user
 from mri_alm.metrics import FprRule
 from mri_alm.phantom_io import make_cohort
 from mri_alm.processes import barrier, first_process_first, rank
@@ -30,6 +34,7 @@ from mri_alm.threshold import certificate_in_words, fixed_fn_threshold, one_scor
 logger = logging.getLogger("mri_alm")
 
 
+@private_files()
 def train_and_evaluate(folder: str, *, threads: int, max_fn: int, fpr_rule: FprRule) -> None:
     """What ``run`` of ``configs/prostate_alm.json`` calls; goes on from whatever an earlier start finished.
 
@@ -87,17 +92,26 @@ class Job:
 
     def run(self) -> None:
         """All of it; the last lines say where everything lies. All processes train; the first one does the rest."""
-        with first_process_first():
-            if rank() == 0:
-                self._set_up()
-        self._train()
+        with contextlib.ExitStack() as held:
+            with first_process_first():
+                if rank() == 0:
+                    for split in self._todo():  # other splits may be trained by other processes meanwhile
+                        held.enter_context(only_user(self.folder / f".split_{split}.lock"))
+                        sweep(self.folder / f"split_{split}")
+                    self._set_up()
+            self._train()
         if rank() > 0:
             return
         waiting = [k for k in range(self.config["splits"]) if not self._finished(k)]
         if waiting:
             logger.info("Trained. Splits %s are still to do; the ensemble follows when all are there.", waiting)
             return
-        self._ensemble()
+        with only_user(self.folder / ".lock", wait=True):
+            self._ensemble()
+
+    def _todo(self) -> Sequence[int]:
+        """The splits that this process trains."""
+        return range(self.config["splits"]) if self.config["split"] is None else [self.config["split"]]
 
     def _set_up(self) -> None:
         logger.info("Held out: %s", certificate_in_words(len(self.held_out)))
@@ -105,24 +119,32 @@ class Job:
         for split in range(self.config["splits"]):
             self._finished(split)  # a folder of another cohort is refused before anything is written
         self._prepare()  # before the claim: the way to leave out a study that fails is another setting
-        claim(self.folder, self.config)
-        self._write_splits()
+        with only_user(self.folder / ".lock", wait=True):
+            sweep(self.folder)
+            refuse_other_settings(self.folder, self.config)  # another process may have claimed it meanwhile
+            claim(self.folder, self.config)
+            self._write_splits()
 
     def _finished(self, split: int) -> bool:
         """Whether a split is trained to its end; refused when it is not of this cohort, or its model was changed."""
         folder = self.folder / f"split_{split}"
-        if not (folder / "split.json").exists():
+        try:
+            record = read_json(folder / "split.json")
+        except FileNotFoundError:
             return False
-        record = json.loads((folder / "split.json").read_text())
+        except DamagedFileError as error:
+            logger.warning("%s It is made again from last.pt.", error)
+            return False
         if record.get("guard") != self.cohort.guard(split):
             raise InputError(
                 f"{folder} was trained on other studies than the cohort gives it now. Restore the cohort, or give this "
                 "run another --run_dir."
             )
-        if not (folder / "model.pt").is_file() or sha256(folder / "model.pt") != record["model_sha256"]:
-            raise InputError(
-                f"{folder / 'model.pt'} is not the model that was trained there. Restore it, or delete {folder}."
-            )
+        model = folder / "model.pt"
+        if model.is_file() and not is_intact(model):
+            return False  # the split begins again, and says so
+        if not model.is_file() or sha256(model) != record["model_sha256"]:
+            raise InputError(f"{model} is not the model that was trained there. Restore it, or delete {folder}.")
         return True
 
     def _write_splits(self) -> None:
@@ -141,17 +163,9 @@ class Job:
         parser["part"] = "all"
         cached = parser.get_parsed_content("prepared")
         numbered = [{"study": item["study"], "number": number} for number, item in enumerate(cached.data)]
-        try:
-            _, errors = for_each_study(
-                lambda item: cached[item["number"]] and None, numbered, threads=self.threads, title="prepare"
-            )
-        except (OSError, RuntimeError, EOFError) as error:
-            if isinstance(error, RuntimeError) and "PytorchStream" not in str(error):
-                raise
-            raise InputError(
-                f"The cache {cached.cache_dir} cannot be written or read back: the disk is full or a file is damaged. "
-                "Free space, delete that folder (it is made again) and start the same command."
-            ) from error
+        _, errors = for_each_study(
+            lambda item: cached[item["number"]] and None, numbered, threads=self.threads, title="prepare"
+        )
         if errors:
             text = "\n".join(f"  study {study}: {error}" for study, error in errors.items())
             names = json.dumps(sorted(errors)).replace('"', "'")
@@ -161,7 +175,7 @@ class Job:
             )
 
     def _train(self) -> None:
-        todo = range(self.config["splits"]) if self.config["split"] is None else [self.config["split"]]
+        todo = self._todo()
         with progress_bar("train", len(todo) * self.config["max_epochs"], "epoch") as bar:
             for split in todo:
                 bar.set_description(f"split {split}")
@@ -212,7 +226,7 @@ class Job:
         point = fixed_fn_threshold(*self._held_out(names), self.max_fn, source="pooled")
         digests = {name: sha256(self.folder / name / "model.pt") for name in names}
         write_json(self.folder / "threshold.json", point.to_json() | {"checkpoints": digests})
-        best = [json.loads((self.folder / name / "split.json").read_text())["best"]["auc"] for name in names]
+        best = [read_json(self.folder / name / "split.json")["best"]["auc"] for name in names]
         metrics: dict[str, Any] = {"validation_auc": spread(best)}
         if self.cohort.test:
             parser = member_parser(self.config, 0, self.cohort)

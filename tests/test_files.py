@@ -4,6 +4,7 @@ import io
 import os
 import pickle
 import re
+import stat
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -78,12 +79,13 @@ def test_the_file_is_flushed_to_the_disk_before_it_takes_its_place(
     path, seen, fsync = tmp_path / "file", [], os.fsync
 
     def record(descriptor: int) -> None:
-        seen.append((path.exists(), os.fstat(descriptor).st_size))
+        status = os.fstat(descriptor)
+        seen.append((path.exists(), status.st_ino, status.st_size if stat.S_ISREG(status.st_mode) else None))
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", record)
     write_bytes(path, b"12345")
-    assert seen == [(False, 5)]
+    assert seen == [(False, path.stat().st_ino, 5), (True, tmp_path.stat().st_ino, None)]
 
 
 def test_a_place_below_a_file_is_refused(tmp_path: Path) -> None:
