@@ -5,7 +5,7 @@ from copy import deepcopy
 from typing import Any
 
 from monai.data import PersistentDataset
-from monai.data.utils import convert_to_tensor
+from monai.utils import convert_to_tensor
 
 from mri_alm.files import DamagedFileError, load_tensors, save_tensors
 

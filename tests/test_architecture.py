@@ -218,6 +218,44 @@ def faults(source: str) -> list[str]:
     return found + ["argparse"] * ("argparse" in packages(source))
 
 
+WRITING = {  # methods and functions that write to the path they are given
+    "copy2", "copyfile", "copytree", "dump", "export", "imsave", "imwrite", "move", "save", "save_as", "save_file",
+    "savefig", "savetxt", "savez", "to_csv", "to_filename", "to_html", "to_json", "to_parquet", "touch", "write_bytes",
+    "write_html", "write_image", "write_text", "writestr", "WriteImage", "NamedTemporaryFile", "SummaryWriter",
+}  # fmt: skip
+MEMORY = ("buffer",)  # names of io.BytesIO and io.StringIO; ours to keep
+UNFINISHED = ("part", "plain")  # names that mri_alm.atomic.complete gave
+ALLOWED = {  # module: (what it calls, why it may)
+    "locks": ({"open"}, "a lock file is no result"),
+    "engine": ({"SummaryWriter"}, "TensorBoard appends to its event files; split.json holds the same figures"),
+    "phantom_dicom": ({"save_as"}, "into a folder that phantom_io renames when it is whole"),
+    "html_figures": ({"to_json"}, "plotly's gives a string"),
+    "evaluation_files": ({"to_json"}, "its own, gives a dictionary"),
+    "job": ({"to_json"}, "OperatingPoint's gives a dictionary"),
+    "scoring": ({"to_json"}, "OperatingPoint's gives a dictionary"),
+}
+
+
+def in_place_writes(source: str) -> list[tuple[str, int]]:
+    """Calls that write to a file which is neither in memory nor a name that ``complete`` gave, with their lines."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        function = node.func
+        name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+        owner = function.value if isinstance(function, ast.Attribute) else None
+        names = {n.id for part in (owner, *node.args) if part for n in ast.walk(part) if isinstance(n, ast.Name)}
+        modes = [a.value for a in (*node.args, *(k.value for k in node.keywords)) if isinstance(a, ast.Constant)]
+        opens = name == "open" and any(
+            isinstance(mode, str) and re.fullmatch("[rb]*[wax+][b+t]*", mode) for mode in modes
+        )
+        direct = isinstance(owner, ast.Name) or owner is None or isinstance(owner, ast.BinOp)
+        if (opens or (name in WRITING and direct)) and names.isdisjoint((*MEMORY, *UNFINISHED)):
+            found.append((name, node.lineno))
+    return found
+
+
 def strings(node: object) -> list[str]:
     """Every string value of a JSON document."""
     if isinstance(node, str):
@@ -252,6 +290,41 @@ def test_every_way_to_import_is_seen(source: str, edges: set[str]) -> None:
 def test_faults_are_seen() -> None:
     source = "import argparse\nassert True\nf(print)\nprint(1)\nblueprint(2)\n"
     assert faults(source) == ["line 2: assert", "line 3: print", "line 4: print", "argparse"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "path.write_text('x')", "(folder / 'x').write_bytes(b'x')", "torch.save(state, path)", "open(path, 'w')",
+        "path.open('wb')", "path.open(mode='a+')", "sitk.WriteImage(image, str(path))", "frame.to_csv(path)",
+        "json.dump(x, file)", "np.save(path, x)", "figure.savefig(path)", "shutil.copyfile(one, path)", "path.touch()",
+        "open(path, encoding='utf-8', mode='x')",
+    ],
+)  # fmt: skip
+def test_writes_in_place_are_seen(line: str) -> None:
+    assert in_place_writes(line) != []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "path.open('rb')", "open(path)", "path.open(newline='', encoding='utf-8')", "torch.save(state, buffer)",
+        "part.write_bytes(b'x')", "(part / 'x').write_bytes(b'x')", "json.dumps(x)", "figure.savefig(buffer, dpi=80)",
+        "sitk.WriteImage(image, str(plain))",
+    ],
+)  # fmt: skip
+def test_writes_to_memory_and_beside_are_not(line: str) -> None:
+    assert in_place_writes(line) == []
+
+
+@pytest.mark.parametrize("path", [*LIBRARY.values(), *PROGRAMS], ids=lambda path: path.stem)
+def test_every_write_is_complete_or_absent(path: Path) -> None:
+    """What goes round ``mri_alm.atomic.complete`` leaves half a file after a crash: only what the table allows does."""
+    found = in_place_writes(path.read_text("utf-8"))
+    allowed, _ = ALLOWED.get(path.stem, (set(), ""))
+    own = {"write_bytes"} if path.stem != "atomic" else set()  # mri_alm.files.write_bytes is the way
+    assert [(name, line) for name, line in found if name not in allowed | own] == []
+    assert allowed <= {name for name, _ in found}, "a line of the table that nothing needs any more"
 
 
 def test_table_has_every_module() -> None:
