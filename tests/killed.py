@@ -1,14 +1,17 @@
 """A job killed at its n-th file operation for n after n, started again, and compared with one that was never killed.
 
-python tests/killed.py CASE FOLDER STEP [STEPS OF THE COHORT ...]
+python tests/killed.py CASE FOLDER STEP SOURCE [FINISHED RUN]
 
-Every start is a fork of this process, which has imported everything and runs nothing itself. SIGKILL comes in the middle
-of a call that makes, opens, renames or deletes something below the run's folder; prints what was found as JSON.
+Every start is a fork of this process, which has imported everything and runs nothing itself. SIGKILL comes as a call
+makes, opens, renames or deletes something below the run's folder; what was found goes to stdout as JSON.
 """
 
+import contextlib
 import hashlib
+import importlib
 import json
 import os
+import shutil
 import signal
 import sys
 import traceback
@@ -18,13 +21,14 @@ from typing import Any
 
 import monai.bundle
 import torch
-from exams import GRID, prepare
 from small_cohort import train
 from test_engine import training
 
 import mri_alm.job
 import mri_alm.workers
+from mri_alm.atomic import sweep
 from mri_alm.files import load_tensors
+from mri_alm.prepared_cohort import Order, prepare_cohort
 
 assert mri_alm.job, monai.bundle
 EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.truncate", "shutil.rmtree"}
@@ -33,6 +37,7 @@ BRANDED = ("events.out", "config.json", "report.html")  # name the moment, or th
 
 def epochs(folder: Path, _: Path) -> None:
     """Two epochs, the second better: model.pt and last.pt are written twice."""
+    sweep(folder)  # as the job does, which holds the folder's lock
     aucs = (0.6, 0.8)
     trainer, end = training(folder, *aucs)
     end.validator.aucs = iter(aucs[trainer.state.epoch :])
@@ -46,7 +51,7 @@ def cohort(folder: Path, source: Path) -> None:
     if not (folder / "salt").exists():
         (folder / "salt").write_text("0" * 32)  # it is drawn at random otherwise, and names depend on it
     mri_alm.workers.prepare_apart = lambda preparation, job: preparation.prepare(job)  # tested in test_workers.py
-    prepare(source, folder, rules=GRID, resume=True, workers=1)
+    prepare_cohort(Order(source, folder, rules=source.parent / "rules.json", resume=True, workers=1))
 
 
 def ensemble(folder: Path, manifest: Path) -> None:
@@ -89,6 +94,7 @@ def start(case: str, folder: Path, source: Path, kill: int = 0) -> int:
             if kill:
                 kill_at(kill, folder)
             CASES[case](folder, source)
+            (folder.parent / "modules").write_text("\n".join(sys.modules))
             status = 0
     except BaseException:
         traceback.print_exc()
@@ -122,7 +128,6 @@ def finished(folder: Path) -> dict[str, int]:
 
 def main(case: str, place: Path, step: int, source: Path, first: Path | None) -> dict[str, Any]:
     """Kills, what was wrong after them, and what the whole run left."""
-    import shutil
 
     def begin(name: str) -> Path:
         return Path(shutil.copytree(first, place / name)) if first else place / name
@@ -130,6 +135,9 @@ def main(case: str, place: Path, step: int, source: Path, first: Path | None) ->
     whole = begin("whole")
     if start(case, whole, source):
         raise SystemExit((place / "whole.log").read_text())
+    for name in (place / "modules").read_text().split():  # imported once here, not in every fork
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
     expected, kills, wrong = contents(whole), 0, []
     for number in range(1, 10_000, step):
         run = begin(str(number))
@@ -153,4 +161,5 @@ def main(case: str, place: Path, step: int, source: Path, first: Path | None) ->
 
 if __name__ == "__main__":
     words = [Path(word) for word in sys.argv[4:]]
-    print(json.dumps(main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), words[0], words[1] if words[1:] else None)))
+    found = main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), words[0], words[1] if words[1:] else None)
+    sys.stdout.write(json.dumps(found))
