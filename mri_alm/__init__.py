@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from mri_alm import (
         batches,
         bundle,
+        cache,
         cifar_batches,
         cifar_job,
         cifar_sets,
@@ -45,6 +46,7 @@ __all__ = [
     "RankingConstraint",
     "batches",
     "bundle",
+    "cache",
     "cifar_batches",
     "cifar_job",
     "cifar_sets",

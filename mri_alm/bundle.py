@@ -23,7 +23,7 @@ from monai.utils import BundlePropertyConfig
 
 from mri_alm import processes
 from mri_alm.errors import InputError, find_cause
-from mri_alm.files import write_json
+from mri_alm.files import read_json, write_json
 from mri_alm.schedule import preset
 
 logger = logging.getLogger("mri_alm")
@@ -205,7 +205,7 @@ def refuse_other_settings(folder: Path, config: dict[str, Any]) -> None:
     path = folder / "config.json"
     mine = _as_json(config)
     if path.exists():
-        theirs = json.loads(path.read_text())["config"]
+        theirs = read_json(path)["config"]
         changed = [
             f"  {name}: {json.dumps(theirs.get(name))} -> {json.dumps(mine.get(name))}"
             for name in sorted({*mine, *theirs} - {*FREE})

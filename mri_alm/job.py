@@ -1,7 +1,9 @@
 """The main job: prepare every exam once, train the splits, ensemble, set the threshold, score the test cohort."""
 
+import contextlib
 import json
 import logging
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,13 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from mri_alm.atomic import private_files, sweep
 from mri_alm.bundle import claim, member_parser, refuse_other_settings, running_config, user_errors
 from mri_alm.cohort import Cohort
 from mri_alm.ensemble import SCORE_COLUMNS, Ensemble, for_each_study, load_member, progress_bar, score_rows
 from mri_alm.errors import InputError
 from mri_alm.files import read_csv, sha256, write_csv, write_json
+from mri_alm.locks import only_user
 from mri_alm.metrics import FprRule
 from mri_alm.phantom_io import make_cohort
 from mri_alm.processes import first_process_first, rank, world_size
@@ -30,6 +34,7 @@ from mri_alm.tracking import MlflowRun, check_tracking, tracking
 logger = logging.getLogger("mri_alm")
 
 
+@private_files()
 def train_and_evaluate(folder: str, *, threads: int, max_fn: int, fpr_rule: FprRule, pool: Pool) -> None:
     """What ``run`` of ``configs/prostate_alm.json`` calls; goes on from whatever an earlier start finished.
 
@@ -94,21 +99,30 @@ class Job:
 
     def run(self) -> None:
         """All of it; the last lines say where everything lies. All processes train; the first one does the rest."""
-        with first_process_first():
-            if rank() == 0:
-                self._set_up()
-        if rank() > 0:
-            self._train(None)
-            return
-        with tracking(self.config, self.folder) as tracker:
+        with contextlib.ExitStack() as held:
+            with first_process_first():
+                if rank() == 0:
+                    for split in self._todo():  # other splits may be trained by other processes meanwhile
+                        held.enter_context(only_user(self.folder / f".split_{split}.lock"))
+                        sweep(self.folder / f"split_{split}")
+                    self._set_up()
+            if rank() > 0:
+                self._train(None)
+                return
+            tracker = held.enter_context(tracking(self.config, self.folder))
             self._train(tracker)
             waiting = [k for k in range(self.config["splits"]) if not self.splits.finished(k)]
             if waiting:
                 logger.info("Trained. Splits %s are still to do; the ensemble follows when all are there.", waiting)
                 return
-            self._ensemble()
+            with only_user(self.folder / ".lock", wait=True):
+                self._ensemble()
             if tracker:
                 tracker.finish(self.config["splits"])
+
+    def _todo(self) -> Sequence[int]:
+        """The splits that this process trains."""
+        return range(self.config["splits"]) if self.config["split"] is None else [self.config["split"]]
 
     def _set_up(self) -> None:
         logger.info("Held out: %s", certificate_in_words(len(self.held_out)))
@@ -116,8 +130,11 @@ class Job:
         for split in range(self.config["splits"]):
             self.splits.finished(split)  # a folder of another cohort is refused before anything is written
         self._prepare()  # before the claim: the way to leave out a study that fails is another setting
-        claim(self.folder, self.config)
-        self._write_splits()
+        with only_user(self.folder / ".lock", wait=True):
+            sweep(self.folder)
+            refuse_other_settings(self.folder, self.config)  # another process may have claimed it meanwhile
+            claim(self.folder, self.config)
+            self._write_splits()
 
     def _write_splits(self) -> None:
         sides = [{s.study: "validation" for s in held_out} for _, held_out in self.cohort.splits]
@@ -135,17 +152,9 @@ class Job:
         parser["part"] = "all"
         cached = parser.get_parsed_content("prepared")
         numbered = [{"study": item["study"], "number": number} for number, item in enumerate(cached.data)]
-        try:
-            _, errors = for_each_study(
-                lambda item: cached[item["number"]] and None, numbered, threads=self.threads, title="prepare"
-            )
-        except (OSError, RuntimeError, EOFError) as error:
-            if isinstance(error, RuntimeError) and "PytorchStream" not in str(error):
-                raise
-            raise InputError(
-                f"The cache {cached.cache_dir} cannot be written or read back: the disk is full or a file is damaged. "
-                "Free space, delete that folder (it is made again) and start the same command."
-            ) from error
+        _, errors = for_each_study(
+            lambda item: cached[item["number"]] and None, numbered, threads=self.threads, title="prepare"
+        )
         if errors:
             text = "\n".join(f"  study {study}: {error}" for study, error in errors.items())
             names = json.dumps(sorted(errors)).replace('"', "'")
@@ -155,7 +164,7 @@ class Job:
             )
 
     def _train(self, tracker: MlflowRun | None) -> None:
-        todo = list(range(self.config["splits"])) if self.config["split"] is None else [self.config["split"]]
+        todo = self._todo()
         epochs = self.config["max_epochs"]
         with progress_bar("train", len(todo) * epochs, "epoch") as bar:
             if self.pool.workers > 1 or self.pool.backend != "loky":
@@ -173,7 +182,7 @@ class Job:
 
                 self.splits(split, progress)
 
-    def _train_as_tasks(self, todo: list[int], bar: Any, tracker: MlflowRun | None) -> None:
+    def _train_as_tasks(self, todo: Sequence[int], bar: Any, tracker: MlflowRun | None) -> None:
         failed: list[Outcome] = []
         for outcome in run_tasks(self.splits, todo, self.pool):
             bar.update(self.config["max_epochs"])

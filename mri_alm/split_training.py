@@ -1,6 +1,5 @@
 """One split of a run trained to its end: what the main job does split by split, and what a worker of a cluster does."""
 
-import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +16,10 @@ from mri_alm.bundle import member_parser
 from mri_alm.cohort import Cohort
 from mri_alm.ensemble import collect, load_member
 from mri_alm.errors import InputError
-from mri_alm.files import sha256, write_csv, write_json
+from mri_alm.files import DamagedFileError, is_intact, read_json, sha256, write_csv, write_json
 from mri_alm.processes import barrier, rank
+
+logger = logging.getLogger("mri_alm")
 
 Progress = Callable[[list[dict[str, float]]], None]
 
@@ -38,24 +39,28 @@ class SplitTraining:
     def finished(self, split: int) -> bool:
         """Whether a split is trained to its end; refused when it is not of this cohort, or its model was changed."""
         folder = self.folder / f"split_{split}"
-        if not (folder / "split.json").exists():
+        try:
+            record = self.record(split)
+        except FileNotFoundError:
             return False
-        record = self.record(split)
+        except DamagedFileError as error:
+            logger.warning("%s It is made again from last.pt.", error)
+            return False
         if record.get("guard") != self.cohort.guard(split):
             raise InputError(
                 f"{folder} was trained on other studies than the cohort gives it now. Restore the cohort, or give this "
                 "run another --run_dir."
             )
-        if not (folder / "model.pt").is_file() or sha256(folder / "model.pt") != record["model_sha256"]:
-            raise InputError(
-                f"{folder / 'model.pt'} is not the model that was trained there. Restore it, or delete {folder}."
-            )
+        model = folder / "model.pt"
+        if model.is_file() and not is_intact(model):
+            return False  # the split begins again, and says so
+        if not model.is_file() or sha256(model) != record["model_sha256"]:
+            raise InputError(f"{model} is not the model that was trained there. Restore it, or delete {folder}.")
         return True
 
     def record(self, split: int) -> dict[str, Any]:
         """The ``split.json`` of a finished split."""
-        record: dict[str, Any] = json.loads((self.folder / f"split_{split}" / "split.json").read_text("utf-8"))
-        return record
+        return read_json(self.folder / f"split_{split}" / "split.json")
 
     def __call__(self, split: int, progress: Progress = lambda _: None) -> None:
         """Train one split of a run that is set up, from wherever an earlier start came to.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mri_alm.atomic import private_files
 from mri_alm.errors import InputError, find_cause, one_of
 
 logger = logging.getLogger("mri_alm")
@@ -108,16 +109,19 @@ class _Task:
         if Path.cwd() != self.folder:  # a worker of another machine, or of an earlier start
             os.chdir(self.folder)
         try:
-            return Outcome(item, self.function(item))
-        except Exception as error:
+            with private_files():  # a worker has an umask of its own
+                return Outcome(item, self.function(item))
+        except (Exception, SystemExit) as error:  # a bundle config that refuses its input leaves
             if cause := find_cause(error, InputError):
                 return Outcome(item, error=_portable(cause))
             return Outcome(item, error=_portable(error), trace=traceback.format_exc())
 
 
-def _portable(error: Exception) -> Exception:
+def _portable(error: BaseException) -> Exception:
     """An error that reaches another process: some exceptions are pickled and cannot be read back."""
     try:
+        if not isinstance(error, Exception):
+            raise TypeError("no error")
         pickle.loads(pickle.dumps(error))  # noqa: S301
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from mri_alm.cohort_check import check_cohort
 from mri_alm.cohort_text import dry_run, summary_text
+from mri_alm.dicom_file import silence_readers
 from mri_alm.errors import InputError
-from mri_alm.preparation import silence_readers
 from mri_alm.prepared_cohort import Order, prepare_cohort
 
 

@@ -1,0 +1,168 @@
+"""Memory that runs out while a study is prepared: as an error, and as the system's SIGKILL."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exams import GRID, dicom_exam, prepare, write_text
+
+from mri_alm.errors import StudyError, memory_ran_out
+from mri_alm.preparation import Preparation
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("export")
+    for number in range(3):
+        dicom_exam(root / f"p{number}", number)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("error", "known"),
+    [
+        (MemoryError(), True),
+        (RuntimeError("itk::ERROR: Failed to allocate memory for image."), True),
+        (RuntimeError("std::bad_alloc"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), True),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), True),
+        (RuntimeError("another"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_want_of_memory_is_known_by_its_words_also_as_a_cause(error: Exception, known: bool) -> None:
+    wrapped = RuntimeError("applying transform")
+    wrapped.__cause__ = error
+    for one in (error, wrapped):
+        found = memory_ran_out(one)
+        assert isinstance(found, StudyError) == known
+        assert not known or (found is not None and found.code == "memory" and "--workers 1" in found.message)
+
+
+TOO_LARGE = """
+import resource, sys
+from pathlib import Path
+import SimpleITK as sitk
+from mri_alm.image_file import read_image
+from mri_alm.errors import StudyError
+image = sitk.Image(400, 400, 300, sitk.sitkUInt8) + 1
+image[5, 5, 5] = 7
+path = Path(sys.argv[1])
+sitk.WriteImage(image, str(path))
+used = int(next(l for l in open("/proc/self/status") if l.startswith("VmSize")).split()[1]) * 1024
+resource.setrlimit(resource.RLIMIT_AS, (used + 60_000_000, -1))
+try:
+    read_image(path, "t2")
+except StudyError as error:
+    sys.stdout.write(error.code)
+"""
+
+
+def test_an_image_that_does_not_fit_the_memory_is_not_called_unreadable(tmp_path: Path) -> None:
+    """192 MB as float32, and 60 MB more than the process already has."""
+    words = [sys.executable, "-c", TOO_LARGE, str(tmp_path / "t2.nii")]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "memory"), done.stderr
+
+
+def test_the_study_that_memory_was_too_small_for_fails_alone(
+    export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Preparation._write
+
+    def scarce(self: Preparation, images: Any, part: Path) -> dict[str, str]:
+        found = original(self, images, part)
+        if part.name == first:
+            raise MemoryError
+        return found
+
+    first = prepare(export, tmp_path / "c").rows[0]["study"]
+    (tmp_path / "c" / first / "study.json").unlink()
+    monkeypatch.setattr(Preparation, "_write", scarce)
+    outcome = prepare(export, tmp_path / "c", resume=True)
+    assert [(row["status"], row["error_code"]) for row in outcome.rows] == [
+        ("failed", "memory"),
+        ("ok", ""),
+        ("ok", ""),
+    ]
+    assert [path.name for path in (tmp_path / "c" / first).iterdir()] == ["study.json"]
+    assert outcome.kept == 2
+    monkeypatch.undo()
+    assert prepare(export, tmp_path / "c", resume=True).failed == 0
+
+
+def processes_below(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in children]
+
+
+def test_what_an_earlier_kill_took_along_is_prepared_alone_and_may_be_killed_again(
+    export: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The system kills the worker of the first study twice; the other studies, and a second attempt, are not harmed."""
+    studies = [row["study"] for row in prepare(export, tmp_path / "c").rows]
+    for study in studies[:2]:  # as a kill in the middle of both leaves them
+        part = tmp_path / "c" / f".part-{study[:4]}"
+        part.mkdir()
+        (tmp_path / "c" / study).rename(part / study)
+        (part / study / "study.json").unlink()
+    before, killed = {*processes_below(os.getpid())}, []
+
+    def system() -> None:
+        """Kill the first process that has begun a study."""
+        end = time.monotonic() + 120
+        while not killed and time.monotonic() < end:
+            time.sleep(0.001)
+            if list((tmp_path / "c").glob(f".part-*/{studies[0]}")):
+                for pid in {*processes_below(os.getpid())} - before:
+                    if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        os.kill(pid, signal.SIGKILL)
+                        killed.append(pid)
+
+    thread = threading.Thread(target=system)
+    write_text(tmp_path / "c_rules.json", GRID)
+    for part in (tmp_path / "c").glob(".part-*"):
+        assert [path.name for path in part.iterdir()][0] in studies
+    # The traces are swept before the processes start, so the thread sees the worker's own.
+    original = prepare_later(thread)
+    try:
+        outcome = prepare(export, tmp_path / "c", resume=True)
+    finally:
+        original()
+        thread.join()
+    assert len(killed) == 1
+    assert "2 studies were in work when an earlier run was killed" in caplog.text
+    assert outcome.kept == 1
+    assert [(row["status"], row["error_code"]) for row in outcome.rows] == [
+        ("failed", "killed"), ("ok", ""), ("ok", "")
+    ]  # fmt: skip
+    assert "most likely for want of memory" in outcome.rows[0]["error_text"]
+    assert not list((tmp_path / "c").glob(".part-*"))
+    assert prepare(export, tmp_path / "c", resume=True).failed == 0
+
+
+def prepare_later(thread: threading.Thread) -> Any:
+    """Start a thread as soon as the traces of the earlier run are swept; gives a function that undoes it."""
+    from mri_alm import workers
+
+    original = workers.sweep
+
+    def sweep(folder: Path) -> None:
+        original(folder)
+        if not thread.is_alive() and thread.ident is None:
+            thread.start()
+
+    workers.sweep = sweep
+
+    def undo() -> None:
+        workers.sweep = original
+
+    return undo
