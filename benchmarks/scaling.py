@@ -4,8 +4,8 @@
     python benchmarks/scaling.py --only training scoring      # some steps
     python benchmarks/scaling.py --show                       # the table and the plot of what is there
 
-Every point runs in a process of its own, one thread, so that its peak memory is its own. Times are processor time,
-which a shared machine changes little; waiting for a disk is left out. A slope of 1 is linear.
+Every step runs in a process of its own, one thread, sizes ascending, so that the peak memory is that of the
+size. Times are processor time, which a shared machine changes little; waiting for a disk is left out. Slope 1 is linear.
 Results: benchmarks/results/scaling.json and docs/performance.png. Under 15 minutes on a quiet core.
 """
 
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,10 @@ SIZES = {  # step: sizes, what is counted
     "multipliers": ([100_000, 1_000_000, 10_000_000], "samples in the store, a step of batch 64"),
     "multipliers_epoch": ([100_000, 1_000_000, 10_000_000], "samples in the store, the end of an epoch"),
     "figures": ([1000, 10_000, 100_000], "test exams: AUC with DeLong's interval, FPR at FN, threshold"),
-    "manifest": ([1000, 10_000, 30_000], "rows read, checked, split ten times"),
-    "cifar": ([32, 64, 128, 256], "images in a batch of ResNet-10, one step"),
-    "scoring": ([4, 8, 32], "prepared exams through ten members"),
-    "preparation": ([4, 8, 16], "phantom exams read, registered, normalised"),
+    "manifest": ([300, 3000, 30_000], "rows read, checked, split ten times"),
+    "cifar": ([32, 64, 128], "images in a batch of ResNet-10, one step"),
+    "scoring": ([4, 8, 16], "prepared exams through ten members"),
+    "preparation": ([2, 4, 8], "phantom exams read, registered, normalised"),
     "training": ([100, 1000, 10_000], "patients, one epoch with its validation"),
 }
 
@@ -227,15 +227,26 @@ STEPS: dict[str, Callable[[int, Path], float]] = {
 }
 
 
-def measure(step: str, size: int) -> dict[str, Any]:
-    """One point, in a process of its own."""
+def measure(step: str, sizes: Sequence[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Points of one step as they are ready, in a process of its own."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, __file__, "--point", step, str(size)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
-    if done.returncode:
-        raise SystemExit(f"{step} {size}:\n{done.stderr[-2000:]}")
-    point: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return point
+    command = [sys.executable, __file__, "--points", step, *map(str, sizes)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
+        for line in process.stdout or ():
+            if line.startswith("{"):
+                point = json.loads(line)
+                yield point.pop("size"), point | {"load": os.getloadavg()[0], "date": str(date.today())}
+    if process.returncode:
+        raise SystemExit(f"{step} failed.")
+
+
+def print_points(step: str, sizes: Sequence[int]) -> None:
+    """Measure in this process; a JSON object a line."""
+    for size in sizes:
+        with tempfile.TemporaryDirectory() as folder:
+            seconds = STEPS[step](size, Path(folder))
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(json.dumps({"size": size, "seconds": seconds, "peak_mb": peak}), flush=True)
 
 
 def slope(points: dict[str, Any]) -> float:
@@ -268,26 +279,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=STEPS, default=list(SIZES))
     parser.add_argument("--show", action="store_true", help="measure nothing")
-    parser.add_argument("--point", nargs=2, help="internal: one step and size, printed as JSON")
+    parser.add_argument("--points", nargs="+", help="internal: a step and sizes, measured in this process")
     options = parser.parse_args()
-    if options.point:
-        step, size = options.point[0], int(options.point[1])
-        with tempfile.TemporaryDirectory() as folder:
-            seconds = STEPS[step](size, Path(folder))
-        print(json.dumps({"seconds": seconds, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
+    if options.points:
+        print_points(options.points[0], [int(size) for size in options.points[1:]])
         return
     results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"steps": {}}
-    missing = [
-        (step, size)
-        for step in options.only
-        for size in SIZES[step][0]
-        if str(size) not in results["steps"].get(step, {})
-    ]
-    for step, size in [] if options.show else missing:
-        point = measure(step, size) | {"load": os.getloadavg()[0], "date": str(date.today())}
-        print(step, size, point, flush=True)
-        results["steps"].setdefault(step, {})[str(size)] = point
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    for step in [] if options.show else options.only:
+        points = results["steps"].setdefault(step, {})
+        for size, point in measure(step, [size for size in SIZES[step][0] if str(size) not in points]):
+            print(step, size, point, flush=True)
+            points[str(size)] = point
+            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     show(results)
 
 
