@@ -4,8 +4,8 @@
     python benchmarks/scaling.py --only training scoring      # some steps
     python benchmarks/scaling.py --show                       # the table and the plot of what is there
 
-Every step runs in a process of its own, one thread, sizes ascending, so that the peak memory is that of the
-size. Times are processor time, which a shared machine changes little; waiting for a disk is left out. Slope 1 is linear.
+Every step runs in a process of its own, one thread, sizes ascending, so that the peak memory is that of the size. Times
+are processor time, which a shared machine changes little; waiting for a disk is left out. A slope of 1 is linear.
 Results: benchmarks/results/scaling.json and docs/performance.png. Under 15 minutes on a quiet core.
 """
 
@@ -65,6 +65,7 @@ def empty_cohort(folder: Path, patients: int) -> Path:
 def training(patients: int, folder: Path) -> float:
     """An epoch of the main config on 8 x 8 x 8 volumes that stand in the cache, the first epoch left out if small."""
     import torch
+    from ignite.engine import Events
     from monai.bundle import ConfigWorkflow
     from monai.data import PersistentDataset
 
@@ -91,7 +92,7 @@ def training(patients: int, folder: Path) -> float:
                 dataset[number]
     trainer = parser.get_parsed_content("train#trainer")
     ends = [time.process_time()]
-    trainer.add_event_handler("epoch_completed", lambda: ends.append(time.process_time()))
+    trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: ends.append(time.process_time()))
     trainer.run()
     return ends[-1] - ends[-2]
 

@@ -100,7 +100,8 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'mri-alm[cluster]'")
     from ray.cluster_utils import Cluster
 
-    monkeypatch.setenv("RAY_raylet_start_wait_time_s", "150")  # a busy machine
+    monkeypatch.setenv("RAY_gcs_server_request_timeout_seconds", "200")  # a busy machine
+    monkeypatch.setenv("RAY_gcs_rpc_server_connect_timeout_s", "100")
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}")
     options = {"num_cpus": 1, "object_store_memory": 80_000_000}
     cluster = Cluster(initialize_head=True, head_node_args=options | {"include_dashboard": False})
