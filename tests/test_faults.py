@@ -202,7 +202,9 @@ def test_damaged_cache_entries_are_made_again_and_that_is_said_once(
     voxels = load_tensors(entries[0])["image"].numpy().tobytes()
     place = before[0].index(voxels) + len(voxels) // 2
     flip(entries[0], (place + 0.5) / len(before[0]))
-    assert not torch.equal(torch.load(entries[0])["image"], torch.frombuffer(bytearray(voxels), dtype=torch.float32).view(3, 8, 8, 8))
+    assert not torch.equal(
+        torch.load(entries[0])["image"], torch.frombuffer(bytearray(voxels), dtype=torch.float32).view(3, 8, 8, 8)
+    )
     cut(entries[1])
     entries[2].write_bytes(b"")
     run = train(manifest, tmp_path / "run", cache_dir=str(cache))

@@ -85,6 +85,56 @@ def test_the_study_that_memory_was_too_small_for_fails_alone(
     (tmp_path / "c" / first / "study.json").unlink()
     monkeypatch.setattr(Preparation, "_write", scarce)
     outcome = prepare(export, tmp_path / "c", resume=True)
+    assert [row["error_code"] for row in outcome.rows] == ["memory", "", ""]
+    assert [path.name for path in (tmp_path / "c" / first).iterdir()] == ["study.json"]
+    assert outcome.kept == 2
+    monkeypatch.undo()
+    assert prepare(export, tmp_path / "c", resume=True).failed == 0
+
+
+def processes_below(pid: int) -> set[int]:
+    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+
+@pytest.mark.slow
+def test_what_an_earlier_kill_took_along_is_prepared_alone_and_may_be_killed_again(
+    export: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker of the first study is killed; the other studies, and a second attempt, are not harmed."""
+    studies = [row["study"] for row in prepare(export, tmp_path / "c").rows]
+    for study in studies[:2]:  # as a kill in the middle of both leaves them
+        part = tmp_path / "c" / f".part-{study[:4]}"
+        part.mkdir()
+        (tmp_path / "c" / study).rename(part / study)
+        (part / study / "study.json").unlink()
+    before, killed = processes_below(os.getpid()), []
+
+    def system() -> None:
+        """Kill the worker as soon as it has begun the first study."""
+        end = time.monotonic() + 120
+        while not killed and time.monotonic() < end:
+            time.sleep(0.001)
+            if list((tmp_path / "c").glob(f".part-*/{studies[0]}")):
+                for pid in processes_below(os.getpid()) - before:
+                    if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        os.kill(pid, signal.SIGKILL)
+                        killed.append(pid)
+
+    thread = threading.Thread(target=system)
+    original = mri_alm.workers.sweep
+
+    def swept(folder: Path) -> None:
+        """The traces are gone: what the thread sees from now on is the worker's."""
+        original(folder)
+        if thread.ident is None:
+            thread.start()
+
+    monkeypatch.setattr(mri_alm.workers, "sweep", swept)
+    outcome = prepare(export, tmp_path / "c", resume=True)
+    thread.join()
+    assert len(killed) == 1
+    assert "2 studies were in work when an earlier run was killed" in caplog.text
+    assert outcome.kept == 1
     assert [row["error_code"] for row in outcome.rows] == ["killed", "", ""]
     assert "most likely for want of memory" in outcome.rows[0]["error_text"]
     assert not list((tmp_path / "c").glob(".part-*"))
