@@ -53,7 +53,7 @@ EDGES = {
     "labels": {"cohort", "cohort_rules", "errors", "sources"},
     "layouts": {"cohort_rules", "dicom", "errors", "labels", "named_files", "sources"},
     "evaluation": {"calibration", "errors", "evaluation_data", "metrics", "statistics", "summary", "threshold"},
-    "evaluation_data": {"errors", "files"},
+    "evaluation_data": {"errors", "files", "threshold"},
     "evaluation_files": {"evaluation", "evaluation_tables", "files", "full_evaluation", "html_report", "tables"},
     "evaluation_tables": {"evaluation", "evaluation_data", "summary", "tables", "trade_off"},
     "full_evaluation": {"evaluation", "evaluation_data", "run_record", "threshold", "trade_off"},
