@@ -221,30 +221,30 @@ def _flat(report: Report, method: Method) -> dict[str, Any]:
 
 
 def _draw(report: Report, path: Path) -> None:
-    """FPR at high TPR: each base loss alone against the same loss with the constraint, one point per method."""
-    rates = report.table.tpr
+    """FPR at high TPR: each base loss alone against the same loss with the constraint, a point per method; the null."""
+    rates, baseline = report.table.tpr, report.table.baseline
+    pairs = [(m.name, m.loss, report.comparisons[m.key]) for m in report.methods if m.constrained]
+    if NULL in report.comparisons:
+        pairs.append((f"null: {report.table.method(baseline).name}, other seeds", baseline, report.comparisons[NULL]))
     with mpl.rc_context({"font.size": 9}):
-        figure = Figure(figsize=(4 * len(rates), 4.2), layout="constrained")
-        for column, rate in enumerate(rates, 1):
-            axes = figure.add_subplot(1, len(rates), column)
+        figure = Figure(figsize=(4 * len(rates) + 2.5, 4.4), layout="constrained")
+        panels = np.atleast_1d(figure.subplots(1, len(rates)))
+        for column, (rate, axes) in enumerate(zip(rates, panels, strict=True), 1):
             axes.plot([0, 100], [0, 100], color="0.7", linewidth=1)
-            for method in report.methods:
-                if method.constrained and method.loss in report.summaries:
-                    x, y = (100 * report.summaries[key].ensemble.value[column] for key in (method.loss, method.key))
-                    (point,) = axes.plot(x, y, "o", markersize=5)
-                    axes.annotate(
-                        method.key,
-                        (x, y),
-                        xytext=(5, 2),
-                        textcoords="offset points",
-                        fontsize=7,
-                        color=point.get_color(),
-                    )
-            axes.set(xlabel="base loss alone", ylabel="with the constraint", xlim=(0, 100), ylim=(0, 100),
-                     title=f"FPR in percent at {100 * rate:g} % TPR", aspect="equal")  # fmt: skip
+            for i, (name, loss, compared) in enumerate(pairs):
+                x = 100 * report.summaries[loss].ensemble.value[column]
+                difference = compared.difference
+                y, low, high = (100 * part[column] for part in (difference.value, difference.low, difference.high))
+                beyond = [[max(y - low, 0)], [max(high - y, 0)]]
+                style = {"color": "black", "marker": "x"} if name.startswith(NULL) else {"color": f"C{i % 10}"}
+                style = {"marker": "os^vD"[i // 10 % 5]} | style
+                axes.errorbar(x, x + y, beyond, label=name, markersize=5, elinewidth=0.6, linestyle="", **style)
+            axes.set(xlabel="base loss alone", ylabel="with the constraint", title=f"FPR in % at {100 * rate:g} % TPR",
+                     xlim=(0, 100), ylim=(0, 100), aspect="equal")  # fmt: skip
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
         figure.suptitle(
-            f"{report.table.name}, {report.table.protocol}, ensembles of {report.splits}: "
-            "below the line the constraint helps"
+            f"{report.table.name}, {report.table.protocol}, ensembles of {report.splits}: below the line the "
+            "constraint helps; bars: 95 % over splits, seeds and images"
         )
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=100, metadata={"Software": None})

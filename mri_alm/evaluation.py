@@ -17,11 +17,12 @@ from mri_alm.calibration import brier_score, expected_calibration_error
 from mri_alm.errors import InputError
 from mri_alm.evaluation_data import LabelledScores
 from mri_alm.metrics import allowed_misses, auc, check_binary, fpr_at_each_fn
-from mri_alm.statistics import DelongTest, bootstrap_interval, delong_auc, delong_test, holm
+from mri_alm.statistics import DelongTest, bootstrap_interval, delong_auc, delong_test, holm, partial_auc
 from mri_alm.summary import FALSE_NEGATIVES, TRUE_POSITIVE_RATES
 from mri_alm.threshold import clopper_pearson_upper
 
 FEW_POSITIVES = 5
+PARTIAL_FROM = 0.9  # true-positive rate from which the partial AUC counts
 SCANNER_COLUMNS = ("site", "center", "scanner", "vendor", "model", "field_strength")
 _GROUPS = 20  # values a column may have and still make subgroups
 _CURVE_POINTS = 101
@@ -53,9 +54,10 @@ class Performance:
     Attributes:
         positives: Studies that need DCE.
         negatives: Studies that do not.
-        figures: By name. ``auc``, ``fpr_at_tpr_T`` (percent), ``fpr_at_fn_K``, ``brier`` and ``ece`` (scores in [0, 1]
-            only) have stratified bootstrap intervals; ``auc_delong`` DeLong's; ``sensitivity``, ``specificity``,
-            ``npv`` and ``spared`` (share below the threshold the file decided with) Clopper and Pearson's.
+        figures: By name. ``auc``, ``partial_auc`` (TPR >= 90 %, standardised: 50 % is chance), ``fpr_at_tpr_T``
+            (percent), ``fpr_at_fn_K``, ``brier`` and ``ece`` (scores in [0, 1] only) have stratified bootstrap
+            intervals; ``auc_delong`` DeLong's; ``sensitivity``, ``specificity``, ``npv`` and ``spared`` (share below
+            the threshold the file decided with) Clopper and Pearson's.
         miss_rate_upper: K to the 95 % bound on the miss rate of new positives, K misses of ``positives`` being allowed.
         roc: The curve at every k up to 100 and at 101 points of the whole.
     """
@@ -125,9 +127,10 @@ def measure(
 
     def values(y: NDArray[np.generic], s: NDArray[np.float64]) -> NDArray[np.float64]:
         calibration = [brier_score(y, s), expected_calibration_error(y, s)] if probability else []
-        return np.array([auc(y, s), *calibration, *fpr_at_each_fn(y, s, [*named.values(), *curve])])
+        areas = [auc(y, s), partial_auc(y, s, min_tpr=PARTIAL_FROM)]
+        return np.array([*areas, *calibration, *fpr_at_each_fn(y, s, [*named.values(), *curve])])
 
-    names = ["auc", *(["brier", "ece"] if probability else []), *named]
+    names = ["auc", "partial_auc", *(["brier", "ece"] if probability else []), *named]
     found, (low, high) = values(positive, score), bootstrap_interval(values, positive, score, draws=draws, seed=seed)
     figures = {
         name: Estimate(*map(float, v)) for name, v in zip(names, zip(found, low, high, strict=True), strict=False)

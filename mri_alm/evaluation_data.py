@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mri_alm.errors import InputError
 from mri_alm.files import read_table, sha256
+from mri_alm.threshold import one_score_per_patient
 
 Row = dict[str, str]
 
@@ -125,6 +126,30 @@ def read_labelled_scores(
         notes=_notes(truth, studies),
         sha256=sha256(labels),
     )
+
+
+def read_calibration(
+    scores: Path, labels: Path, *, trained_on: Collection[str] = (), apart_from: Collection[str] = ()
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Labels and scores ``(P,)`` of a calibration cohort, one row per patient and label.
+
+    Args:
+        scores: CSV with columns study and score, of a cohort that the model never saw.
+        labels: CSV with columns study and label; with a column patient, a patient counts once.
+        trained_on: Studies the model was trained on.
+        apart_from: Patients that must not be in it: those trained on, those the threshold is tried on.
+
+    Raises:
+        InputError: See :func:`read_labelled_scores`; or a patient is among those that must not be.
+    """
+    found = read_labelled_scores({"calibration": scores}, labels, trained_on=trained_on)
+    patients = found.columns.get("patient", found.studies)
+    if known := {*patients} & {*apart_from}:
+        raise InputError(
+            f"{len(known)} calibration patients were trained on, or are evaluated too (such as {min(known)}): a "
+            "guarantee needs others. If they only share a name, rename them."
+        )
+    return one_score_per_patient(patients, found.label, found.models[0].score)
 
 
 def _by_study(path: Path, required: Collection[str]) -> dict[str, Row]:

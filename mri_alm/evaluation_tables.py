@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mri_alm.evaluation import Comparison, Estimate, Performance, Subgroup, finite
+from mri_alm.evaluation import PARTIAL_FROM, Comparison, Estimate, Performance, Subgroup, finite
 from mri_alm.evaluation_data import LabelledScores, Model
 from mri_alm.summary import FALSE_NEGATIVES, TRUE_POSITIVE_RATES
 from mri_alm.tables import Table
@@ -13,6 +13,7 @@ from mri_alm.trade_off import Step
 LABELS = {
     "auc": "AUC, %",
     "auc_delong": "AUC, %, DeLong's interval",
+    "partial_auc": f"Partial AUC, TPR from {100 * PARTIAL_FROM:g} %, standardised (chance: 50), %",
     **{f"fpr_at_tpr_{t}": f"FPR at TPR {t} %, %" for t in TRUE_POSITIVE_RATES},
     **{f"fpr_at_fn_{k}": f"FPR at {k} FN, %" for k in FALSE_NEGATIVES},
     "sensitivity": "Sensitivity at the threshold, %",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mri_alm.evaluation import Comparison, Performance, Subgroup, compare, group_columns, measure, subgroups
-from mri_alm.evaluation_data import LabelledScores, read_labelled_scores
+from mri_alm.evaluation_data import LabelledScores, read_calibration, read_labelled_scores
 from mri_alm.run_record import RunRecord, read_run
 from mri_alm.threshold import minimum_positives
 from mri_alm.trade_off import Step, trade_off
@@ -16,7 +16,8 @@ class TradeOff:
     """The slider's steps for one way to set the threshold.
 
     Attributes:
-        key: ``"held_out"`` (training studies by members that did not see them) or ``"evaluated"`` (these labels).
+        key: ``"calibration"`` (a cohort of its own), ``"held_out"`` (training studies by members that did not see
+            them) or ``"evaluated"`` (these labels).
         positives: How many the threshold is set on.
         start: Position of the step to begin with: the shipped one, else no false negative.
         steps: From "examine everyone" on.
@@ -37,7 +38,7 @@ class Evaluation:
         performances: By model.
         comparisons: Of all pairs of models.
         groups: Subgroups.
-        trade_offs: Of the first model; that of a training run comes first.
+        trade_offs: Of the first model; the one to be trusted most comes first.
         run: The training run, if given.
         draws: Bootstrap resamples.
         seed: Of the draws.
@@ -62,6 +63,7 @@ def evaluate(
     labels: Path,
     *,
     run: Path | None = None,
+    calibration: tuple[Path, Path] | None = None,
     group_by: Sequence[str] | None = None,
     draws: int = 2000,
     seed: int = 0,
@@ -73,6 +75,8 @@ def evaluate(
         scores: Model name to file, see :func:`mri_alm.evaluation_data.read_labelled_scores`.
         labels: Table of labels, such as a cohort's manifest.
         run: Folder of the training run that the first file of scores comes from.
+        calibration: Scores that the first model gave a calibration cohort, and that cohort's labels; see
+            :func:`mri_alm.evaluation_data.read_calibration`.
         group_by: Columns for subgroups; None: what describes the scanner.
         draws: Bootstrap resamples.
         seed: Of the draws.
@@ -96,6 +100,13 @@ def evaluate(
         steps = tuple(trade_off(data.label, first.score, record.held_out))
         positives = int(record.held_out[0].sum())
         trade_offs.insert(0, TradeOff("held_out", positives, min(record.point.rank, len(steps) - 1), steps))
+    if calibration:
+        patients = {*data.columns.get("patient", data.studies)}
+        trained = record.trained if record else ()
+        rows = read_calibration(*calibration, trained_on=trained, apart_from=patients)
+        steps = tuple(trade_off(data.label, first.score, rows))
+        shipped = next((i for i, step in enumerate(steps) if step.threshold == first.threshold), 1)
+        trade_offs.insert(0, TradeOff("calibration", int(rows[0].sum()), shipped, steps))
     groups = subgroups(data, columns, draws=draws, seed=seed)
     return Evaluation(
         data=data,

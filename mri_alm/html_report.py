@@ -33,6 +33,12 @@ from mri_alm.trade_off import Step
 _FOLDER = Path(__file__).parent
 _SHOWN = 30  # names of missed exams beside the slider
 _BASIS = {
+    "calibration": (
+        "The calibration cohort (as score.py --calibration does)",
+        "The threshold is set on the {n} positive patients of a cohort that the model never saw, then tried on the "
+        "exams evaluated here. For a number of misses fixed before looking the law of new misses is exact, as long as "
+        "new patients are like those of the calibration cohort.",
+    ),
     "held_out": (
         "Held-out training exams (as the operating point is)",
         "The threshold is set on the {n} positives of training exams scored by members that did not see them, then "

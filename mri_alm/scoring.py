@@ -20,13 +20,13 @@ from mri_alm.cohort import read_manifest
 from mri_alm.dicom import StudyFiles, find_studies, study_key
 from mri_alm.ensemble import SCORE_COLUMNS, TrainedRun, collect, for_each_study, progress_bar, score_rows
 from mri_alm.errors import InputError, StudyError
-from mri_alm.evaluation_data import read_labelled_scores
+from mri_alm.evaluation_data import read_calibration
 from mri_alm.explain import nearest_threshold, write_explanations
 from mri_alm.files import read_csv, secret_of, sha256, write_bytes, write_csv, write_json
 from mri_alm.operating_point import OperatingPoint
 from mri_alm.report import study_picture
 from mri_alm.structured_report import check_highdicom, structured_report
-from mri_alm.threshold import certificate_in_words, neyman_pearson_threshold, one_score_per_patient
+from mri_alm.threshold import certificate_in_words, neyman_pearson_threshold
 
 logger = logging.getLogger("mri_alm")
 
@@ -90,16 +90,10 @@ def operating_point(
         raise InputError("--calibration needs --labels: a CSV with columns study and label of the same exams.")
     _refuse_another_model(Path(calibration), run)
     trained = read_csv(run.folder / "splits.csv")
-    found = read_labelled_scores(
-        {"calibration": Path(calibration)}, Path(labels), trained_on={row["study"] for row in trained}
-    )
-    patients = found.columns.get("patient", found.studies)
-    if known := {*patients} & {row["patient"] for row in trained}:
-        raise InputError(
-            f"{len(known)} calibration patients were trained on (such as {min(known)}): a guarantee needs others. "
-            "If they only share a name, rename them."
-        )
-    rows = one_score_per_patient(patients, found.label, found.models[0].score)
+    rows = read_calibration(
+        Path(calibration), Path(labels),
+        trained_on={row["study"] for row in trained}, apart_from={row["patient"] for row in trained},
+    )  # fmt: skip
     logger.info("Calibration: %s", certificate_in_words(int(rows[0].sum()), alpha, eps))
     return neyman_pearson_threshold(*rows, alpha, eps, source="calibration")
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import chi2, norm, pearsonr, rankdata
-from sklearn.metrics import roc_auc_score
 
 from mri_alm.errors import InputError
 from mri_alm.metrics import check_binary
@@ -199,8 +198,15 @@ def partial_auc(label: ArrayLike, score: ArrayLike, *, min_tpr: float) -> float:
     positive, score = check_binary(label, score)
     if not 0 <= min_tpr < 1:
         raise InputError(f"min_tpr must lie in [0, 1), found {min_tpr}.")
-    # With classes and order reversed, low false-positive rates are what high true-positive rates were.
-    return float(roc_auc_score(~positive, -score, max_fpr=1 - min_tpr))
+    # The curve of specificity over miss rate, threshold rising, up to the highest miss rate of interest.
+    values, place = np.unique(score, return_inverse=True)
+    missed, spared = (
+        np.append(0, np.bincount(place[of], minlength=values.size).cumsum() / of.sum()) for of in (positive, ~positive)
+    )
+    most = 1 - min_tpr
+    inside = missed <= most
+    area = np.trapezoid(np.append(spared[inside], np.interp(most, missed, spared)), np.append(missed[inside], most))
+    return float(0.5 + 0.5 * (area - most**2 / 2) / (most - most**2 / 2))
 
 
 def baseline_gain_correlation(baseline: ArrayLike, improved: ArrayLike) -> tuple[float, float]:

@@ -41,6 +41,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--labels", type=Path, required=True, help="CSV with study and label; a manifest will do")
     parser.add_argument("--output", type=Path, required=True, help="folder to write to")
     parser.add_argument("--run", type=Path, help="run folder that the first file of scores comes from")
+    parser.add_argument(
+        "--calibration", nargs=2, type=Path, metavar=("SCORES", "LABELS"),
+        help="the first model's scores of a calibration cohort, for the slider, and its labels",
+    )  # fmt: skip
     parser.add_argument("--group-by", nargs="*", metavar="COLUMN", help="columns of --labels that make subgroups")
     parser.add_argument("--pictures", type=Path, help="folder with STUDY.png (default: that of the first scores)")
     parser.add_argument("--draws", type=int, default=2000, help="bootstrap resamples (default 2000)")
@@ -60,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             scores,
             options.labels,
             run=options.run,
+            calibration=tuple(options.calibration) if options.calibration else None,
             group_by=options.group_by,
             draws=options.draws,
             seed=options.seed,

@@ -55,7 +55,7 @@ EDGES = {
     "labels": {"cohort", "cohort_rules", "errors", "sources"},
     "layouts": {"cohort_rules", "dicom", "errors", "labels", "named_files", "sources"},
     "evaluation": {"calibration", "errors", "evaluation_data", "metrics", "statistics", "summary", "threshold"},
-    "evaluation_data": {"errors", "files"},
+    "evaluation_data": {"errors", "files", "threshold"},
     "evaluation_files": {
         "atomic",
         "evaluation",

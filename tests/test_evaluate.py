@@ -73,6 +73,7 @@ def test_figures_equal_scikit_learn_s(files: Files, tmp_path: Path) -> None:
         y, s = arrays(path, files[0])
         value = {key: figure["value"] for key, figure in found[name]["figures"].items()}
         assert value["auc"] == value["auc_delong"] == pytest.approx(roc_auc_score(y, s))
+        assert value["partial_auc"] == pytest.approx(roc_auc_score(1 - y, -s, max_fpr=0.1))
         assert value["brier"] == pytest.approx(brier_score_loss(y, s))
         for t in (98, 95, 92, 90):
             assert value[f"fpr_at_tpr_{t}"] == pytest.approx(fpr_at(y, s, 12 - math.ceil(12 * t / 100)))
@@ -229,6 +230,35 @@ def test_every_step_by_counting(evaluated: Any, held_out: Any) -> None:
                 assert step.miss_rate_upper == pytest.approx(stats.beta.ppf(0.95, rank, n - rank + 1))
             else:
                 assert (step.expected_misses, step.misses_upper, step.miss_rate_upper) == (0, 0, 0)
+
+
+def test_a_calibration_cohort_moves_the_slider(files: Files, tmp_path: Path) -> None:
+    rows = [row | {"study": "C" + row["study"], "patient": "C" + row["patient"]} for row in labels(90, 30)]
+    rows[3]["patient"] = rows[0]["patient"]  # positive both: the lower score counts
+    scored = scores(rows, 3)
+    cohort = write_rows(tmp_path / "c.csv", scored), write_rows(tmp_path / "l.csv", rows)
+    first = evaluate({"good": files[1]}, files[0], calibration=cohort, draws=100).trade_offs[0]
+    score = {row["study"]: row["score"] for row in scored}
+    low = sorted([min(score["CS000"], score["CS003"]), *(score[r["study"]] for r in rows[4:] if r["label"])])
+    assert (first.key, first.positives, first.start) == ("calibration", 29, 1)
+    assert [step.threshold for step in first.steps] == [-math.inf, *low]
+    written = write_rows(
+        tmp_path / "decided.csv", [row | {"threshold": low[4], "dce_needed": ""} for row in read_rows(files[1])]
+    )
+    assert (
+        evaluate({"good": written}, files[0], calibration=cohort, draws=100).trade_offs[0].start
+        == low.index(low[4]) + 1
+    )
+    assert run(files, tmp_path / "out", "--calibration", *map(str, cohort)) == 0
+    assert "allowed_calibration.csv" in {path.name for path in (tmp_path / "out" / "tables").iterdir()}
+    assert "law of new misses is exact" in (tmp_path / "out" / "report.html").read_text("utf-8")
+
+
+def test_a_patient_does_not_calibrate_what_is_tried_on_it(files: Files) -> None:
+    with pytest.raises(
+        InputError, match=r"^60 calibration patients were trained on, or are evaluated too \(such as P000\)"
+    ):
+        evaluate({"good": files[1]}, files[0], calibration=(files[1], files[0]), draws=100)
 
 
 def test_steps_of_a_large_cohort_end_where_nobody_goes() -> None:
