@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from mri_alm import (
         batches,
         bundle,
+        cache,
         cifar_batches,
         cifar_job,
         cifar_sets,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         ranking,
         schedule,
         scoring,
+        tasks,
         transforms,
     )
     from mri_alm.alm import AugmentedLagrangian
@@ -44,6 +46,7 @@ __all__ = [
     "RankingConstraint",
     "batches",
     "bundle",
+    "cache",
     "cifar_batches",
     "cifar_job",
     "cifar_sets",
@@ -62,6 +65,7 @@ __all__ = [
     "ranking_violation",
     "schedule",
     "scoring",
+    "tasks",
     "transforms",
 ]
 _NAMES = {

@@ -1,6 +1,7 @@
 """How a cohort becomes batches: positives in each, shares for several processes, parts for small memories."""
 
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
@@ -55,19 +56,19 @@ class StratifiedBatchSampler(Sampler[list[int]]):
         """The epoch's batches: indices into ``labels``."""
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + self.epoch)
         negatives = self.negative[torch.randperm(len(self.negative), generator=generator)]
-        drawn: list[int] = []
+        waiting: deque[int] = deque()
         for others in torch.split(negatives, self.batch_size - self.positives):
-            own, drawn = self._draw(drawn, generator)
-            yield [*own, *others.tolist()]
+            yield [*self._draw(waiting, generator), *others.tolist()]
 
-    def _draw(self, waiting: list[int], generator: torch.Generator) -> tuple[list[int], list[int]]:
-        """The next positives, and those of their round that still wait."""
-        own, waiting = waiting[: self.positives], waiting[self.positives :]
+    def _draw(self, waiting: deque[int], generator: torch.Generator) -> list[int]:
+        """The next positives, taken from those of their round that still wait."""
+        own = [waiting.popleft() for _ in range(min(self.positives, len(waiting)))]
         if missing := self.positives - len(own):
             round_ = self.positive[torch.randperm(len(self.positive), generator=generator)].tolist()
             fresh = [sample for sample in round_ if sample not in own]
-            own, waiting = own + fresh[:missing], fresh[missing:] + [sample for sample in round_ if sample in own]
-        return own, waiting
+            waiting.extend(fresh[missing:] + [sample for sample in round_ if sample in own])
+            own += fresh[:missing]
+        return own
 
 
 class ProcessShare(Sampler[list[int]]):

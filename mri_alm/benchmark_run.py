@@ -1,9 +1,10 @@
-"""Train what a table still lacks, one model at a time, each resumed where it was cut off."""
+"""Train what a table still lacks, each model a task that is resumed where it was cut off."""
 
 import json
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ from monai.bundle import ConfigWorkflow
 
 from mri_alm.benchmark_plan import Table, Training, described
 from mri_alm.files import write_bytes
+from mri_alm.tasks import Outcome, Pool, run_tasks
 
 logger = logging.getLogger("mri_alm.benchmark")
 
 
-def train_missing(table: Table, trainings: Sequence[Training], *, data: Path, runs: Path, results: Path) -> int:
+def train_missing(
+    table: Table, trainings: Sequence[Training], *, data: Path, runs: Path, results: Path, pool: Pool
+) -> int:
     """Train every model whose result file is not there yet; after each, say how long the rest will take.
 
     Args:
@@ -24,6 +28,7 @@ def train_missing(table: Table, trainings: Sequence[Training], *, data: Path, ru
         data: Where the CIFAR archive lies.
         runs: Checkpoints; may be deleted when all is done.
         results: Where the result files go.
+        pool: Where the models are trained.
 
     Returns:
         How many were trained now.
@@ -35,15 +40,31 @@ def train_missing(table: Table, trainings: Sequence[Training], *, data: Path, ru
     logger.info("%s, protocol %s: %d of %d models trained.", table.name, table.protocol,
                 len(trainings) - len(waiting), len(trainings))  # fmt: skip
     start = time.monotonic()
-    for number, training in enumerate(waiting, 1):
-        result = train_one(table, training, data, runs)
-        write_bytes(table.result(results, training), compact(described(table, training, result)))
+    failed: list[Outcome] = []
+    task = partial(_train_and_keep, table, data=data, runs=runs, results=results)
+    for number, outcome in enumerate(run_tasks(task, waiting, pool), 1):
+        training = outcome.item
+        name = f"{training.method.key} split {training.split} seed {training.seed}"
+        if outcome.error:
+            logger.error("%s failed: %s", name, outcome.error)
+            failed.append(outcome)
+            continue
         spent = time.monotonic() - start
         left = spent / number * (len(waiting) - number)
-        logger.info("%s split %d seed %d: best epoch %d, validation %.3f, %s; %d models left, about %s",
-                    training.method.key, training.split, training.seed, result["best"]["epoch"],
-                    result["best"]["auc"], duration(spent / number), len(waiting) - number, duration(left))  # fmt: skip
+        logger.info("%s: best epoch %d, validation %.3f, %s; %d models left, about %s",
+                    name, outcome.result["epoch"], outcome.result["auc"], duration(spent / number),
+                    len(waiting) - number, duration(left))  # fmt: skip
+    for outcome in sorted(failed, key=lambda one: not one.trace):  # a bug shows its traceback
+        outcome.get()
     return len(waiting)
+
+
+def _train_and_keep(table: Table, training: Training, *, data: Path, runs: Path, results: Path) -> dict[str, float]:
+    """One model and its result file; gives its best epoch."""
+    result = train_one(table, training, data, runs)
+    write_bytes(table.result(results, training), compact(described(table, training, result)))
+    best: dict[str, float] = result["best"]
+    return best
 
 
 def duration(seconds: float) -> str:

@@ -23,25 +23,28 @@ from monai.utils import BundlePropertyConfig
 
 from mri_alm import processes
 from mri_alm.errors import InputError, find_cause
-from mri_alm.files import write_json
+from mri_alm.files import read_json, write_json
 from mri_alm.schedule import preset
 
 logger = logging.getLogger("mri_alm")
 
 FREE = (  # may change between two starts of one run; the last five are what configs/multi_gpu.json sets
     "splits", "split", "max_fn", "fpr_rule", "threads", "run_dir", "cache_dir",
+    "backend", "workers", "address", "gpus_per_task", "tracking", "tracking_uri",
     "device", "local_rank", "replica", "initialize", "finalize",
 )  # fmt: skip
 PACKAGES = ("mri-alm", "torch", "monai", "SimpleITK", "numpy", "scikit-learn")
-_KNOWN = ("imports", "initialize", "run", "finalize", "prepared")  # the last is read by mri_alm.job
+_KNOWN = (  # the last four are read by mri_alm.job, and by MONAI's --tracking
+    "imports", "initialize", "run", "finalize", "prepared", "tracking", "tracking_uri", "save_execute_config",
+)  # fmt: skip
 _RANGES = {
     "splits": (1, 1000), "max_epochs": (1, 100_000), "batch_size": (1, 100_000), "max_fn": (0, 1_000_000),
     "threads": (1, 1024), "phantom_train": (1, 1_000_000), "phantom_test": (1, 1_000_000),
-    "bank": (0, 10_000_000),
+    "bank": (0, 10_000_000), "workers": (1, 10_000),
 }  # fmt: skip
 _NUMBERS = (
     "validation", "positive_weight", "gamma", "margin", "mu0_ratio", "rho", "mu_margin", "delta", "learning_rate",
-    "weight_decay", "dropout", "beta", "max_margin", "ldam_scale",
+    "weight_decay", "dropout", "beta", "max_margin", "ldam_scale", "gpus_per_task",
 )  # fmt: skip
 _TRIPLES = ("size", "spacing")
 
@@ -69,11 +72,28 @@ def check() -> None:
     """The first line of a config's ``initialize``: refuse settings that do not exist or cannot be meant."""
     with user_errors():
         config = running_config()
+        own_tracking(config)
         check_words(sys.argv[1:])
         check_names(config)
         check_values(config)
         if not _is_expression(config.get("preset", "$")):
             preset(config["preset"])
+
+
+def own_tracking(config: dict[str, Any]) -> None:
+    """Take MONAI's ``--tracking mlflow``, which the config itself never sees, as its setting ``tracking``.
+
+    MONAI adds settings, and handlers that start a run of their own per split, or none where the config is made of
+    parts (docs/decisions/0046-mlflow-by-its-client.md).
+    """
+    if "tracking" not in config or "is_not_rank0" not in config:
+        return
+    handlers = config["train"]["handlers"]
+    config["train"]["handlers"] = [one for one in handlers if one.get("_target_") != "MLFlowHandler"]
+    config["validate"]["evaluator"].pop("val_handlers", None)
+    for name in ("output_dir", "experiment_name", "run_name", "is_not_rank0"):
+        config.pop(name, None)
+    config |= {"tracking": "mlflow", "save_execute_config": False}
 
 
 def check_words(words: Sequence[str]) -> None:
@@ -185,7 +205,7 @@ def refuse_other_settings(folder: Path, config: dict[str, Any]) -> None:
     path = folder / "config.json"
     mine = _as_json(config)
     if path.exists():
-        theirs = json.loads(path.read_text())["config"]
+        theirs = read_json(path)["config"]
         changed = [
             f"  {name}: {json.dumps(theirs.get(name))} -> {json.dumps(mine.get(name))}"
             for name in sorted({*mine, *theirs} - {*FREE})

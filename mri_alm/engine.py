@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from mri_alm.alm import AugmentedLagrangian
+from mri_alm.atomic import told
 from mri_alm.batches import in_parts
 from mri_alm.errors import InputError, one_of
-from mri_alm.files import load_tensors, save_tensors
+from mri_alm.files import DamagedFileError, is_intact, load_tensors, save_tensors
 from mri_alm.metrics import auc
 from mri_alm.processes import first_visits, gather, rank
 
@@ -160,9 +161,11 @@ class Selection:
 class EpochEnd:
     """After each epoch's validation: let mu follow the metric, report, keep the best model, save everything.
 
-    ``model.pt`` (weights of the best epoch) is written before ``last.pt`` (all that the next epoch depends on):
-    whatever the moment of a crash, starting again repeats the unfinished epoch and ends the same. Of several
-    processes the first one writes; what it writes can be gone on from by one process or by any number.
+    ``model.pt`` (weights of the best epoch) is written before ``last.pt`` (all that the next epoch depends on), whose
+    predecessor stays as ``previous.pt``: whatever the moment of a crash, starting again repeats the unfinished epoch
+    and ends the same. A damaged ``last.pt`` is replaced by its predecessor; without one, or with a damaged
+    ``model.pt``, the training begins again; a warning says so. Of several processes the first one writes; what it
+    writes can be gone on from by one process or by any number.
 
     Args:
         folder: Where to write; TensorBoard's event files too.
@@ -199,11 +202,11 @@ class EpochEnd:
         for name, source in (("train", engine), ("val", self.validator)):
             self.seen[name].attach(source)
         engine.add_event_handler(Events.EPOCH_COMPLETED, self)
+        self._resume(engine)
         if rank() == 0:
-            self.writer = SummaryWriter(self.folder)
+            with told(self.folder):
+                self.writer = SummaryWriter(self.folder)
             engine.add_event_handler(Events.COMPLETED, lambda _: self.writer.close())
-        if (self.folder / "last.pt").exists():
-            self._resume(engine)
 
     def __call__(self, engine: Engine) -> None:
         """Close one epoch."""
@@ -239,20 +242,43 @@ class EpochEnd:
         logger.info("  ".join(f"{name} {value:.4g}" for name, value in report.items()))
         if self.selection.exhausted(engine.state.epoch):
             logger.info("No better epoch for %d: stopped.", self.selection.patience)
-        for name, value in report.items():
-            self.writer.add_scalar(name, value, engine.state.epoch)
-        self.writer.flush()
         if better:
             save_tensors(self.folder / "model.pt", {"model": self.parts["model"].state_dict()} | self.record)
         state = {name: part.state_dict() for name, part in self.parts.items()} | self.record
         state |= {"trainer": dict(engine.state_dict()), "best": self.selection.best, "history": self.history}
-        save_tensors(self.folder / "last.pt", state)
+        save_tensors(self.folder / "last.pt", state, previous=self.folder / "previous.pt")
+        with told(self.folder):
+            for name, value in report.items():
+                self.writer.add_scalar(name, value, engine.state.epoch)
+            self.writer.flush()
 
     def _resume(self, engine: Engine) -> None:
-        path = self.folder / "last.pt"
-        state = load_tensors(path)
-        if state.get("guard") != self.record["guard"]:
-            raise InputError(f"{path} belongs to another cohort or split. Restore it, or choose another run_dir.")
+        files = [self.folder / name for name in ("last.pt", "previous.pt")]
+        found = [path for path in files if path.exists()]
+        for path in found:
+            try:
+                state = load_tensors(path)
+            except DamagedFileError as error:
+                logger.warning("%s Going on from what was written before it.", error)
+                self._discard(path)
+                continue
+            if state.get("guard") != self.record["guard"]:
+                raise InputError(f"{path} belongs to another cohort or split. Restore it, or choose another run_dir.")
+            if is_intact(self.folder / "model.pt"):
+                self._restore(engine, path, state)
+                return
+            logger.warning("%s, the best weights so far, is damaged or lost.", self.folder / "model.pt")
+            self._discard(*files)
+            break
+        if found:
+            logger.warning("%s: training begins again.", self.folder)
+
+    def _discard(self, *paths: Path) -> None:
+        if rank() == 0:  # a process that looks later decides the same without them
+            for path in paths:
+                path.unlink(missing_ok=True)
+
+    def _restore(self, engine: Engine, path: Path, state: dict[str, Any]) -> None:
         try:
             for name, part in self.parts.items():
                 part.load_state_dict(state[name])

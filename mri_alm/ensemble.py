@@ -1,6 +1,5 @@
 """Ten checkpoints, one logit per exam: the ensemble, its predictions, and a finished run read back."""
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +18,8 @@ from scipy.special import expit
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from mri_alm.errors import InputError, StudyError, find_cause
-from mri_alm.files import load_tensors, sha256
+from mri_alm.errors import InputError, StudyError, find_cause, memory_ran_out
+from mri_alm.files import load_tensors, read_json, sha256
 from mri_alm.operating_point import OperatingPoint
 from mri_alm.processes import rank
 
@@ -58,9 +57,9 @@ class TrainedRun:
         for name in ("config.json", "threshold.json"):
             if not (self.folder / name).is_file():
                 raise InputError(f"{self.folder} has no {name}: it is no finished run. Train it to the end first.")
-        record = json.loads((self.folder / "config.json").read_text())
+        record = read_json(self.folder / "config.json")
         self.settings, self.config = record["settings"], record["config"]
-        threshold = json.loads((self.folder / "threshold.json").read_text())
+        threshold = read_json(self.folder / "threshold.json")
         self.checkpoints: dict[str, str] = threshold.pop("checkpoints")
         self.point = OperatingPoint.from_json(threshold)
         self.parser = ConfigParser(deepcopy(self.config))
@@ -77,7 +76,8 @@ class TrainedRun:
             path = self.folder / name / "model.pt"
             if not path.is_file() or sha256(path) != digest:
                 raise InputError(
-                    f"{path} is not the checkpoint that the threshold was set for. Restore it, or run training again."
+                    f"{path} is not the checkpoint that the threshold was set for: its SHA-256 differs, so it is "
+                    "damaged or another training's. Restore it, or run training again."
                 )
             members.append(load_member(self.network(), path))
         return Ensemble(members).eval()
@@ -131,7 +131,7 @@ def for_each_study(
         try:
             return function(item)
         except Exception as error:
-            if cause := find_cause(error, StudyError):
+            if cause := find_cause(error, StudyError) or memory_ran_out(error):
                 return cause
             raise
 

@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from typing import TypeVar
 
+# How ITK and PyTorch say it, which have no error of their own for it.
+_NO_MEMORY = ("failed to allocate memory", "bad_alloc", "can't allocate memory", "not enough memory", "out of memory")
+
 
 class InputError(ValueError):
     """Something the user gave cannot be used: the message says what, where, which value, and what to do next.
@@ -38,6 +41,21 @@ def find_cause(error: BaseException, kind: type[Kind]) -> Kind | None:
     while cause is not None and not isinstance(cause, kind):
         cause = cause.__cause__
     return cause
+
+
+def memory_ran_out(error: BaseException) -> StudyError | None:
+    """A study's error in words when it, or one of its causes, is that no memory could be had; else None."""
+    cause: BaseException | None = error
+    while cause is not None:
+        text = str(cause).lower() if isinstance(cause, RuntimeError) else ""
+        if isinstance(cause, MemoryError) or any(word in text for word in _NO_MEMORY):
+            return StudyError(
+                "memory",
+                "Memory ran out while this study was prepared. Prepare fewer at once (--workers 1, or --threads 1 in "
+                "training), free memory, or make its images smaller.",
+            )
+        cause = cause.__cause__ or cause.__context__
+    return None
 
 
 def one_of(name: str, value: str, options: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from PIL import Image
 
+from mri_alm.atomic import private_files
 from mri_alm.evaluation import Estimate, Performance, finite
 from mri_alm.evaluation_tables import (
     comparison_table,
@@ -26,6 +27,7 @@ from mri_alm.tables import write_table
 _WIDTH = 720  # pixels of a picture in the report
 
 
+@private_files()
 def write_evaluation(folder: Path, evaluation: Evaluation) -> None:
     """Write ``metrics.json``, ``tables/`` (CSV, JSON, LaTeX) and ``report.html``.
 

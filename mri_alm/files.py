@@ -1,44 +1,40 @@
-"""Files that are either complete or absent: written beside their place, flushed, then renamed."""
+"""The kinds of files we write, each complete or absent (:mod:`mri_alm.atomic`), and their readers."""
 
-import contextlib
 import csv
+import errno
 import gzip
 import hashlib
 import io
 import json
 import os
 import secrets
+import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import SimpleITK as sitk  # noqa: N813
 
+from mri_alm.atomic import complete, told
 from mri_alm.errors import InputError
+from mri_alm.locks import only_user
+
+_NIFTI_HEADER = 352  # bytes before the voxels
+_MARK = b"sha256:"
+
+
+class DamagedFileError(InputError):
+    """A file of ours that is cut short, or whose bits are not those that were written."""
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file so that a crash at any moment leaves the old one or the new one, never a part.
+    """Write a file that is complete or absent, see :func:`complete`.
 
     Raises:
         InputError: If the disk is full or the place cannot be written; nothing that stood there is lost.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise InputError(
-            f"Cannot write {path}: {error.strerror}. Free space or choose another place, then start the same command "
-            "again: it goes on from what is finished."
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):  # such as a parent that is no folder
-            temporary.unlink(missing_ok=True)
+    with told(path), complete(path) as part:
+        part.write_bytes(content)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -53,6 +49,22 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, An
     writer.writeheader()
     writer.writerows(rows)
     write_bytes(path, text.getvalue().encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object that :func:`write_json` wrote.
+
+    Raises:
+        DamagedFileError: If the file holds anything else.
+        FileNotFoundError: If there is none.
+    """
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise DamagedFileError(f"{path} is damaged ({error}). Restore it from a copy.") from None
+    if not isinstance(found, dict):
+        raise DamagedFileError(f"{path} is damaged (no JSON object). Restore it from a copy.")
+    return found
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
@@ -94,40 +106,64 @@ def write_nifti(path: Path, image: sitk.Image) -> None:
     Raises:
         InputError: If the disk is full or the place cannot be written.
     """
-    plain = path.with_suffix("")
-    try:
-        sitk.WriteImage(image, str(plain))
+    voxels = image.GetNumberOfPixels() * image.GetNumberOfComponentsPerPixel() * image.GetSizeOfPixelComponent()
+    with told(path), complete(path) as part:
+        plain = part.with_suffix("")
+        try:
+            sitk.WriteImage(image, str(plain))
+        except RuntimeError as error:  # SimpleITK's only kind
+            raise OSError(errno.EIO, "the NIfTI writer failed") from error
+        if plain.stat().st_size < _NIFTI_HEADER + voxels:  # ITK does not notice a full disk
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         # Level 1 is four times as fast as the default and 5 % larger; no time stamp: equal images are equal files.
-        write_bytes(path, gzip.compress(plain.read_bytes(), compresslevel=1, mtime=0))
-    except RuntimeError as error:  # SimpleITK's only kind
-        raise InputError(f"Cannot write {path}. Free space or choose another place, then start again.") from error
-    finally:
-        plain.unlink(missing_ok=True)
+        part.write_bytes(gzip.compress(plain.read_bytes(), compresslevel=1, mtime=0))
 
 
-def save_tensors(path: Path, state: Mapping[str, Any]) -> None:
-    """``torch.save`` for what ``torch.load(weights_only=True)`` reads back: tensors, numbers, strings, containers."""
+def save_tensors(path: Path, state: Mapping[str, Any], *, previous: Path | None = None) -> None:
+    """``torch.save`` for what ``torch.load(weights_only=True)`` reads back: tensors, numbers, strings, containers.
+
+    The file is an ordinary PyTorch file. Its SHA-256 stands in it, as the comment of the zip archive that it is.
+
+    Args:
+        path: The file.
+        state: What it holds.
+        previous: Where the file that stood there goes, see :func:`complete`.
+    """
     import torch
 
     buffer = io.BytesIO()
     torch.save(state, buffer)
-    write_bytes(path, buffer.getvalue())
+    # A zip archive ends with the length of its comment.
+    content = buffer.getvalue()[:-2] + struct.pack("<H", len(_MARK) + 64)
+    digest = hashlib.sha256(content).hexdigest().encode()
+    with told(path), complete(path, previous=previous) as part:
+        part.write_bytes(content + _MARK + digest)
 
 
 def load_tensors(path: Path) -> dict[str, Any]:
     """What :func:`save_tensors` wrote, on the CPU.
 
     Raises:
-        InputError: If the file is absent, damaged, or holds anything but data.
+        DamagedFileError: If its digest is not that of its content, or there is none and it cannot be read.
+        InputError: If the file is absent, or holds anything but data.
     """
     import torch
 
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        content = path.read_bytes()
     except FileNotFoundError:
         raise InputError(f"There is no checkpoint {path}.") from None
+    except OSError as error:
+        raise InputError(f"{path} is no checkpoint that can be read ({error.strerror}).") from None
+    body, mark, digest = content[: -len(_MARK) - 64], content[-len(_MARK) - 64 : -64], content[-64:]
+    if mark == _MARK and hashlib.sha256(body).hexdigest().encode() != digest:
+        raise DamagedFileError(f"{path} is damaged: its SHA-256 is not the one it was written with.")
+    try:
+        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except MemoryError:
+        raise
     except Exception as error:  # torch.load raises nearly any type on a damaged file
-        raise InputError(
+        raise DamagedFileError(
             f"{path} is no checkpoint that can be read ({type(error).__name__}). Restore or delete it."
         ) from error
     if not isinstance(state, dict):
@@ -135,12 +171,23 @@ def load_tensors(path: Path) -> dict[str, Any]:
     return state
 
 
+def is_intact(path: Path) -> bool:
+    """Whether a file of :func:`save_tensors` is there and undamaged."""
+    try:
+        return path.is_file() and bool(load_tensors(path))
+    except DamagedFileError:
+        return False
+
+
 def secret_of(folder: Path) -> str:
     """A folder's secret for study keys (file ``salt``): made once, readable by its owner only."""
     path = folder / "salt"
     if not path.exists():
-        write_bytes(path, secrets.token_hex(16).encode())
-        path.chmod(0o600)
+        with only_user(folder / ".salt.lock", wait=True):
+            if not path.exists():  # another process may just have made it
+                with told(path), complete(path) as part:
+                    part.write_bytes(secrets.token_hex(16).encode())
+                    part.chmod(0o600)
     return path.read_text()
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import SimpleITK as sitk  # noqa: N813
 
 from mri_alm.dicom_file import silence_readers
-from mri_alm.errors import StudyError
+from mri_alm.errors import StudyError, memory_ran_out
 from mri_alm.volume import MAX_VOXELS, SPACING_MM
 
 MAX_SERIES_VOXELS = 4 * MAX_VOXELS  # all volumes of a 4D file
@@ -45,8 +45,8 @@ def read_image(path: Path, name: str, *, mask: bool = False) -> sitk.Image:
         reader.ReadImageInformation()
         _check_claim(reader, path, name)
         image = reader.Execute()
-    except RuntimeError:  # SimpleITK's message holds the path
-        raise StudyError(
+    except RuntimeError as error:  # SimpleITK's message holds the path
+        raise memory_ran_out(error) or StudyError(
             "unreadable",
             f"Column {name}: the {path.suffix or 'file'} file is no image that can be read. Export it again.",
         ) from None

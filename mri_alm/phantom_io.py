@@ -3,22 +3,19 @@
 Writing is resumable: a study appears whole or not at all, and its truth file, written last, lists what belongs to it.
 """
 
-import csv
-import json
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mri_alm.atomic import complete, private_files, sweep
 from mri_alm.errors import InputError
-from mri_alm.files import write_nifti
+from mri_alm.files import read_json, write_csv, write_json, write_nifti
+from mri_alm.locks import only_user
 from mri_alm.phantom import PhantomStudy, make_study
 from mri_alm.phantom_dicom import write_dicom_study
 
@@ -97,6 +94,7 @@ def plan_cohort(train: int, test: int, ratio: int, seed: int) -> list[Row]:
     return rows
 
 
+@private_files()
 def write_cohort(
     folder: Path,
     rows: list[Row],
@@ -117,30 +115,32 @@ def write_cohort(
     Raises:
         InputError: If ``folder`` holds a cohort made with other parameters.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    _claim(folder, parameters)
-    missing = [row for row in rows if not _complete(folder, row)]
+    with only_user(folder / ".lock", wait=True):  # the splits of one run may all want it at once
+        _claim(folder, parameters)
+        for part in (folder, folder / "studies", folder / "truth"):
+            sweep(part)
+        missing = [row for row in rows if not _is_complete(folder, row)]
 
-    def write(row: Row) -> None:
-        _write_study(folder, row, make(row), dicom=parameters["form"] == "dicom")
+        def write(row: Row) -> None:
+            _write_study(folder, row, make(row), dicom=parameters["form"] == "dicom")
 
-    with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
-        jobs = [pool.submit(write, row) for row in missing]
-        try:
-            for done, job in enumerate(as_completed(jobs), len(rows) - len(missing) + 1):
-                job.result()
-                if progress:
-                    progress(done, len(rows))
-        finally:
-            pool.shutdown(cancel_futures=True)
-    return _write_manifest(folder, rows, dicom=parameters["form"] == "dicom")
+        with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
+            jobs = [pool.submit(write, row) for row in missing]
+            try:
+                for done, job in enumerate(as_completed(jobs), len(rows) - len(missing) + 1):
+                    job.result()
+                    if progress:
+                        progress(done, len(rows))
+            finally:
+                pool.shutdown(cancel_futures=True)
+        return _write_manifest(folder, rows, dicom=parameters["form"] == "dicom")
 
 
 def _claim(folder: Path, parameters: dict[str, Any]) -> None:
     """Record the parameters in the folder, or check that they are those recorded."""
     record = folder / "cohort.json"
     if record.exists():
-        found = json.loads(record.read_text("utf-8"))
+        found = read_json(record)
         different = [f"{key} = {found.get(key)!r}, not {parameters.get(key)!r}" for key in sorted({*found, *parameters})
                      if found.get(key) != parameters.get(key)]  # fmt: skip
         if different:
@@ -148,22 +148,21 @@ def _claim(folder: Path, parameters: dict[str, Any]) -> None:
                 f"{folder} holds a phantom cohort made with {'; '.join(different)}. Choose another folder or delete it."
             )
         return
-    with _atomic(record) as temporary:
-        temporary.write_text(json.dumps(parameters, indent=1), "utf-8")
+    write_json(record, parameters)
 
 
-def _complete(folder: Path, row: Row) -> bool:
+def _is_complete(folder: Path, row: Row) -> bool:
     truth = folder / "truth" / f"{row.name}.json"
     if not truth.exists():
         return False
-    files = json.loads(truth.read_text("utf-8"))["files"]
+    files = read_json(truth)["files"]
     return all((folder / "studies" / row.name / file).is_file() for file in files)
 
 
 def _write_study(folder: Path, row: Row, study: PhantomStudy, *, dicom: bool) -> None:
     place, truth = folder / "studies" / row.name, folder / "truth" / f"{row.name}.json"
     truth.unlink(missing_ok=True)
-    with _atomic(place) as temporary:
+    with complete(place) as temporary:
         temporary.mkdir()
         if dicom:
             write_dicom_study(study, temporary)
@@ -171,31 +170,17 @@ def _write_study(folder: Path, row: Row, study: PhantomStudy, *, dicom: bool) ->
             for name in IMAGES:
                 write_nifti(temporary / f"{name}.nii.gz", getattr(study, name))
         files = sorted(str(file.relative_to(temporary)) for file in temporary.rglob("*") if file.is_file())
-        shutil.rmtree(place, ignore_errors=True)
-    with _atomic(truth) as temporary:
-        temporary.write_text(json.dumps({**study.info, "split": row.split, "files": files}), "utf-8")
+    write_json(truth, {**study.info, "split": row.split, "files": files})
 
 
 def _write_manifest(folder: Path, rows: list[Row], *, dicom: bool) -> Path:
     columns = ["dicom"] if dicom else ["t2", "adc", "hbv"]
     manifest = folder / "manifest.csv"
-    with _atomic(manifest) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(["study", "patient", "label", "split", *columns])
-        for row in rows:
-            place = f"studies/{row.name}"
-            paths = [place] if dicom else [f"{place}/{name}.nii.gz" for name in columns]
-            writer.writerow([row.name, row.name, row.label, row.split, *paths])
+    rows_of_text = []
+    for row in rows:
+        place = f"studies/{row.name}"
+        paths = [place] if dicom else [f"{place}/{name}.nii.gz" for name in columns]
+        known = {"study": row.name, "patient": row.name, "label": row.label, "split": row.split}
+        rows_of_text.append(known | dict(zip(columns, paths, strict=True)))
+    write_csv(manifest, ["study", "patient", "label", "split", *columns], rows_of_text)
     return manifest
-
-
-@contextmanager
-def _atomic(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path`` that takes its place when the block ends well, and vanishes otherwise."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=".part-", dir=path.parent))
-    try:
-        yield scratch / path.name
-        (scratch / path.name).replace(path)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)

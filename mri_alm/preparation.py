@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 import SimpleITK as sitk  # noqa: N813
 
+from mri_alm.atomic import complete
 from mri_alm.cohort_rules import CohortRules, tidy
 from mri_alm.dicom import StudyFiles, read_study, study_key, with_headers
-from mri_alm.errors import StudyError
+from mri_alm.dicom_file import silence_readers
+from mri_alm.errors import StudyError, memory_ran_out
 from mri_alm.files import write_bytes, write_json, write_nifti
 from mri_alm.images import Images, Report, crop_centre, load_images, onto_grid, study_images
 from mri_alm.qc_picture import study_strip
@@ -93,30 +95,43 @@ class Preparation:
         complete = all((place / f"{name}.nii.gz").is_file() for name in IMAGES)
         return record if complete and record["digest"] == self.digest(job) else None
 
-    def prepare(self, job: Job) -> dict[str, Any]:
-        """Read, register and write one study, or record why it cannot be; gives the record."""
-        part = self.folder / f".part-{job.key}"
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir()
+    def prepare(self, job: Job, refused: StudyError | None = None) -> dict[str, Any]:
+        """Read, register and write one study, or record why it cannot be; gives the record.
+
+        Args:
+            job: The study.
+            refused: Do not try, record this reason.
+        """
+        silence_readers()  # in the process that reads, whichever that is
+        with complete(self.folder / job.key) as part:
+            part.mkdir()
+            record = self._attempt(job, part, refused)
+            write_json(part / "study.json", record | {"versions": self.versions})
+        return record
+
+    def _attempt(self, job: Job, part: Path, refused: StudyError | None) -> dict[str, Any]:
         read = _Read()
         record: dict[str, Any] = {"study": job.key, "status": "ok", "error_code": ""}
         record |= {"error_text": "", "warnings": []}
         try:
+            if refused:
+                raise refused
             images, report = self._load(job, read)
             record |= _geometry(images)
             spacing, size, centre = self.rules.spacing, self.rules.size, crop_centre(job.item)
             images, report = onto_grid(images, report, spacing=spacing, size=size, center_mm=centre)
             record |= _facts(report)
             record["content"] = self._write(images, part)
-        except StudyError as error:
-            record |= {"status": "failed", "error_code": error.code, "error_text": error.message}
+        except (StudyError, MemoryError, RuntimeError) as error:
+            failure = error if isinstance(error, StudyError) else memory_ran_out(error)
+            if failure is None:
+                raise
+            shutil.rmtree(part)
+            part.mkdir()
+            record |= {"status": "failed", "error_code": failure.code, "error_text": failure.message}
         record["series"] = [chosen(one) for one in read.series]
         record |= self._accounts(job, read, record)
-        record |= {"digest": self.digest(job), "grid": {"spacing": self.rules.spacing, "size": self.rules.size}}
-        write_json(part / "study.json", record | {"versions": self.versions})
-        shutil.rmtree(self.folder / job.key, ignore_errors=True)
-        part.replace(self.folder / job.key)
-        return record
+        return record | {"digest": self.digest(job), "grid": {"spacing": self.rules.spacing, "size": self.rules.size}}
 
     def roles(self, job: Job) -> Sequence[Series]:
         """The DICOM series of a study with their roles; none when it is no DICOM study."""

@@ -1,28 +1,27 @@
-"""A cohort on disk: every study prepared in threads, then the manifest, the record of the whole and the QC page."""
+"""A cohort on disk: every study prepared as a task, then the manifest, the record of the whole and the QC page."""
 
 import csv
 import json
 import logging
 import os
-import shutil
-import sys
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
+from mri_alm.atomic import private_files
 from mri_alm.cohort_rules import CohortRules, load_cohort_rules
 from mri_alm.dicom import study_key
 from mri_alm.errors import InputError
 from mri_alm.files import secret_of, write_csv, write_json
 from mri_alm.labels import Label, Labelled, match_labels, patient_of, read_labels, read_table
 from mri_alm.layouts import find_sources
+from mri_alm.locks import only_user
 from mri_alm.preparation import IMAGES, Job, Preparation
 from mri_alm.qc_page import write_page
 from mri_alm.sources import Input, Source
+from mri_alm.tasks import Pool
+from mri_alm.workers import prepare_all
 
 logger = logging.getLogger("mri_alm")
 
@@ -53,6 +52,8 @@ class Order:
         strict: All or nothing: refuse labels that do not fit, stop at the first failed study, no manifest then.
         key_file: Where to write what the keys stand for; it identifies patients.
         seed: Of the split, where the labels give none.
+        backend: Where studies are prepared, see :class:`mri_alm.tasks.Pool`.
+        address: Of a Ray cluster.
     """
 
     source: Path
@@ -64,6 +65,8 @@ class Order:
     strict: bool = False
     key_file: Path | None = None
     seed: int = 0
+    backend: str = "threading"
+    address: str | None = None
 
 
 @dataclass
@@ -153,46 +156,30 @@ def make_plan(order: Order, inputs: Inputs, salt: str) -> Plan:
     return Plan(found, labelled, preparation, jobs, inputs.has_labels)
 
 
+@private_files()
 def prepare_cohort(order: Order) -> Outcome:
     """Do it all; finished studies of an earlier, equal run are kept.
 
     Raises:
-        InputError: If input, labels, rules or output cannot be used, or with ``strict`` when anything is not perfect.
+        InputError: If input, labels, rules or output cannot be used, another process works in the output, or with
+            ``strict`` when anything is not perfect.
     """
     if order.workers < 0:
         raise InputError(f"--workers must be 1 or more, or 0 for one per core, got {order.workers}.")
+    pool = Pool(order.backend, order.workers or os.cpu_count() or 1, order.address)
     if (order.output / "salt").exists() and not order.resume:
         raise InputError(f"{order.output} holds a cohort. Add --resume to go on with it, or choose another folder.")
     logger.info("Reading names and headers ...")
     inputs = read_inputs(order)  # bad input is refused before anything is written
-    plan = make_plan(order, inputs, secret_of(order.output))
-    if order.strict and plan.has_labels:
-        _refuse_labels(plan)
-    for part in order.output.glob(".part-*"):  # of a run that was killed
-        shutil.rmtree(part)
-    todo = [job for job in plan.jobs if plan.preparation.finished(job) is None]
-
-    with ThreadPoolExecutor(order.workers or os.cpu_count() or 1) as pool:
-        running = [pool.submit(plan.preparation.prepare, job) for job in todo]
-        try:
-            for one in tqdm(as_completed(running), "prepare", len(running), unit="study", mininterval=_interval()):
-                record = one.result()
-                if order.strict and record["status"] == "failed":
-                    raise InputError(
-                        f"Study {record['study']} failed ({record['error_code']}): {record['error_text']} With "
-                        "--strict the run stops here; finished studies are kept for --resume, no manifest is written."
-                    )
-        finally:
-            pool.shutdown(cancel_futures=True)
-    outcome = Outcome([], plan.found, plan.labelled, plan.has_labels, len(plan.jobs) - len(todo))
-    outcome.rows = [_row(plan, job, outcome) for job in plan.jobs]
-    _write(order, plan, outcome)
+    with only_user(order.output / ".lock"):
+        plan = make_plan(order, inputs, secret_of(order.output))
+        if order.strict and plan.has_labels:
+            _refuse_labels(plan)
+        done = prepare_all(plan.preparation, plan.jobs, pool=pool, strict=order.strict)
+        outcome = Outcome([], plan.found, plan.labelled, plan.has_labels, len(plan.jobs) - done)
+        outcome.rows = [_row(plan, job, outcome) for job in plan.jobs]
+        _write(order, plan, outcome)
     return outcome
-
-
-def _interval() -> float:
-    """Seconds between lines of progress: many on a terminal, one a minute in a log file."""
-    return 0.2 if sys.stderr.isatty() else 60.0
 
 
 def _crop(source: Source, entry: Label | None) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from monai.transforms import Compose
 from numpy.typing import NDArray
 from pydicom.dataset import Dataset
 
+from mri_alm.atomic import private_files
 from mri_alm.bundle import PACKAGES
 from mri_alm.cohort import read_manifest
 from mri_alm.dicom import StudyFiles, find_studies, study_key
@@ -125,6 +126,7 @@ def check_request(source: Path | str, *, sr: bool) -> None:
             )
 
 
+@private_files()
 def write_scores(
     studies: NewStudies,
     evaluator: SupervisedEvaluator | None,

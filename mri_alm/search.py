@@ -12,12 +12,14 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mri_alm.benchmark_plan import Table, Training
 from mri_alm.errors import InputError
 from mri_alm.files import write_json
+from mri_alm.tasks import Pool, run_tasks
 
 logger = logging.getLogger("mri_alm.search")
 
@@ -57,15 +59,16 @@ class Search:
         evaluate: Validation metric of settings and split, larger is better; see :func:`train_and_validate`.
         storage: Database of the studies, such as ``"sqlite:///search.db"``; any that SQLAlchemy knows.
         runs: Trainings per point (the paper: 10).
+        pool: Where they run; a point is given up between two rounds of as many trainings as there are workers.
 
     Raises:
         InputError: If ``runs`` is less than 1.
     """
 
-    def __init__(self, table: Table, evaluate: Evaluate, *, storage: str, runs: int) -> None:
+    def __init__(self, table: Table, evaluate: Evaluate, *, storage: str, runs: int, pool: Pool) -> None:
         if runs < 1:
             raise InputError(f"runs must be 1 or more trainings per point, got {runs}.")
-        self.table, self.evaluate, self.runs = table, evaluate, runs
+        self.table, self.evaluate, self.runs, self.pool = table, evaluate, runs, pool
         self.storage = _open(storage)
 
     def common(self) -> dict[str, Any]:
@@ -148,11 +151,13 @@ class Search:
         settings = dict(stage.fixed)
         settings |= {name: trial.suggest_categorical(name, list(values)) for name, values in stage.grid.items()}
         values: list[float] = []
-        for split in range(self.runs):
-            values.append(self.evaluate(settings, split))
+        for first in range(0, self.runs, self.pool.workers):
+            splits = range(first, min(first + self.pool.workers, self.runs))
+            outcomes = list(run_tasks(partial(self.evaluate, settings), splits, self.pool))
+            values += [outcome.get() for outcome in sorted(outcomes, key=lambda one: one.item)]
             mean = sum(values) / len(values)
-            trial.report(mean, split)
-            if split + 1 < self.runs and trial.should_prune():
+            trial.report(mean, splits[-1])
+            if len(values) < self.runs and trial.should_prune():
                 raise optuna.TrialPruned
         return mean
 
@@ -168,14 +173,22 @@ def train_and_validate(
         runs: Folder for checkpoints and results, a folder per settings.
         train: What trains, such as :func:`mri_alm.benchmark_run.train_one`.
     """
+    return partial(_train_and_read, table=table, data=data, runs=runs, train=train)
 
-    def evaluate(settings: Mapping[str, Any], split: int) -> float:
-        text = json.dumps({**settings}, sort_keys=True)
-        place = runs / hashlib.sha256(text.encode()).hexdigest()[:16]
-        result = train(table, table.custom(settings, split), data, place)
-        return float(result["best"]["auc"])
 
-    return evaluate
+def _train_and_read(
+    settings: Mapping[str, Any],
+    split: int,
+    *,
+    table: Table,
+    data: Path,
+    runs: Path,
+    train: Callable[[Table, Training, Path, Path], dict[str, Any]],
+) -> float:
+    text = json.dumps({**settings}, sort_keys=True)
+    place = runs / hashlib.sha256(text.encode()).hexdigest()[:16]
+    result = train(table, table.custom(settings, split), data, place)
+    return float(result["best"]["auc"])
 
 
 def write_tuned(path: Path, table: Table, runs: int, chosen: Mapping[str, Mapping[str, Any]]) -> None:

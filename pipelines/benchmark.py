@@ -17,6 +17,7 @@ from mri_alm.benchmark_plan import Table, read_results
 from mri_alm.benchmark_report import make_report, to_markdown, write_report
 from mri_alm.benchmark_run import train_missing
 from mri_alm.bundle import user_errors
+from mri_alm.tasks import Pool
 
 TABLES = Path(__file__).with_name("benchmark_tables.json")
 
@@ -40,13 +41,19 @@ def main() -> int:
     parser.add_argument("--runs", type=Path, default=Path("runs/benchmark"), help="checkpoints")
     parser.add_argument("--tuned", type=Path, help="configs/tuned.json, as pipelines/sweep.py writes it")
     parser.add_argument("--report-only", action="store_true", help="train nothing")
+    parser.add_argument("--workers", type=int, default=1, help="models trained at once (default 1)")
+    parser.add_argument("--backend", default="loky", choices=["loky", "ray"], help="processes of this machine, or Ray")
+    parser.add_argument("--address", help="of a Ray cluster that shares the folders (default: start one here)")
+    parser.add_argument("--gpus-per-task", type=float, default=0, help="Ray: GPUs of each model")
     arguments = parser.parse_args()
     with user_errors():
         table = Table(TABLES, arguments.table, arguments.protocol, arguments.tuned)
         splits = arguments.splits or table.splits
         plan = table.trainings(arguments.methods or table.methods(), splits, arguments.seeds)
         if not arguments.report_only:
-            train_missing(table, plan, data=arguments.data, runs=arguments.runs, results=arguments.results)
+            pool = Pool(arguments.backend, arguments.workers, arguments.address, arguments.gpus_per_task)
+            folders = {"data": arguments.data, "runs": arguments.runs, "results": arguments.results}
+            train_missing(table, plan, **folders, pool=pool)
         results = read_results(table, arguments.results, plan)
         keys = list(dict.fromkeys(job.method.key for job in plan))
         place = table.folder(arguments.results)

@@ -11,14 +11,11 @@ used, 2 some cannot (the rest are written) or the input cannot be used; --check:
 import argparse
 import logging
 import sys
-import warnings
 from pathlib import Path
-
-import pydicom
-import SimpleITK as sitk  # noqa: N813
 
 from mri_alm.cohort_check import check_cohort
 from mri_alm.cohort_text import dry_run, summary_text
+from mri_alm.dicom_file import silence_readers
 from mri_alm.errors import InputError
 from mri_alm.prepared_cohort import Order, prepare_cohort
 
@@ -31,6 +28,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, metavar="COHORT", help="folder to write to; must not lie in --input")
     parser.add_argument("--rules", type=Path, help="JSON: layout, roles, overrides per study, label columns, grid")
     parser.add_argument("--workers", type=int, default=0, help="studies prepared at once (default: one per core)")
+    parser.add_argument("--backend", default="threading", help="threading, loky (processes) or ray (default threading)")
+    parser.add_argument("--address", help="of a Ray cluster that shares the folders (default: start one here)")
     parser.add_argument("--strict", action="store_true", help="all or nothing: stop at the first failed study")
     parser.add_argument("--dry-run", action="store_true", help="show roles and decisions, write nothing")
     parser.add_argument("--resume", action="store_true", help="go on in a folder that holds a cohort")
@@ -61,6 +60,8 @@ def main(arguments: list[str] | None = None) -> int:
             strict=options.strict,
             key_file=options.key_file,
             seed=options.seed,
+            backend=options.backend,
+            address=options.address,
         )
         if options.dry_run:
             print(dry_run(order))
@@ -75,9 +76,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    # Readers quote header values and paths in their warnings, and both may name a patient.
-    pydicom.config.settings.reading_validation_mode = pydicom.config.IGNORE
-    logging.getLogger("pydicom").setLevel(logging.CRITICAL)
-    warnings.filterwarnings("ignore", module="pydicom")
-    sitk.ProcessObject.SetGlobalWarningDisplay(False)
+    silence_readers()
     sys.exit(main())

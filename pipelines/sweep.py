@@ -3,7 +3,8 @@
     python pipelines/sweep.py --table cifar10_binary_100 --protocol quick --methods alm_bce --runs 3 --data data/cifar
 
 Writes configs/tuned.json, which pipelines/benchmark.py takes with --tuned. Stop it and start it again: it goes on.
-On a cluster give every process the same --storage (such as postgresql://...) and shared --runs-dir.
+The trainings of a point run on --workers; several processes share a search when all are given the same
+--storage (such as postgresql://...) and --runs-dir.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from mri_alm.benchmark_plan import Table
 from mri_alm.benchmark_run import train_one
 from mri_alm.bundle import user_errors
 from mri_alm.search import Search, points, train_and_validate, write_tuned
+from mri_alm.tasks import Pool
 
 TABLES = Path(__file__).with_name("benchmark_tables.json")
 
@@ -31,13 +33,18 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=Path("data/cifar"), help="folder with the unpacked archive")
     parser.add_argument("--runs-dir", type=Path, default=Path("runs/sweep"), help="checkpoints")
     parser.add_argument("--output", type=Path, default=Path("configs/tuned.json"))
+    parser.add_argument("--workers", type=int, default=1, help="models trained at once (default 1)")
+    parser.add_argument("--backend", default="loky", choices=["loky", "ray"], help="processes of this machine, or Ray")
+    parser.add_argument("--address", help="of a Ray cluster that shares the folders (default: start one here)")
+    parser.add_argument("--gpus-per-task", type=float, default=0, help="Ray: GPUs of each model")
     arguments = parser.parse_args()
     with user_errors():
         table = Table(TABLES, arguments.table, arguments.protocol)
         methods = arguments.methods or table.methods()
         arguments.runs_dir.mkdir(parents=True, exist_ok=True)
         evaluate = train_and_validate(table, data=arguments.data, runs=arguments.runs_dir, train=train_one)
-        search = Search(table, evaluate, storage=arguments.storage, runs=arguments.runs)
+        pool = Pool(arguments.backend, arguments.workers, arguments.address, arguments.gpus_per_task)
+        search = Search(table, evaluate, storage=arguments.storage, runs=arguments.runs, pool=pool)
         print(f"At most {points(table, methods)} points of {arguments.runs} trainings each.")
         common = search.common()
         for key in methods:

@@ -23,12 +23,14 @@ CONFIGS = sorted((ROOT / "configs").rglob("*.json"))
 # A module, and all it imports from the package. ``__init__`` may import any module, and no module imports the package.
 EDGES = {
     "alm": {"errors", "processes", "ranking", "schedule", "scores"},
+    "atomic": {"errors"},
     "batches": {"errors", "processes"},
     "benchmark_multiclass": {"benchmark_plan", "errors", "files", "metrics"},
     "benchmark_plan": {"errors"},
     "benchmark_report": {"benchmark_plan", "comparison", "errors", "files"},
-    "benchmark_run": {"benchmark_plan", "files"},
+    "benchmark_run": {"benchmark_plan", "files", "tasks"},
     "bundle": {"errors", "files", "processes", "schedule"},
+    "cache": {"files"},
     "calibration": {"errors", "metrics"},
     "cifar": {"errors"},
     "cifar_batches": {"cifar_sets", "errors"},
@@ -44,36 +46,50 @@ EDGES = {
     "dicom": {"dicom_file", "errors", "headers", "nameless", "selection", "series", "volume"},
     "dicom_file": set(),
     "diffusion": {"errors"},
-    "engine": {"alm", "batches", "errors", "files", "metrics", "processes"},
+    "engine": {"alm", "atomic", "batches", "errors", "files", "metrics", "processes"},
     "ensemble": {"errors", "files", "operating_point", "processes"},
     "errors": set(),
     "explain": {"files"},
-    "files": {"errors"},
+    "files": {"atomic", "errors", "locks"},
     "images": {"content", "dicom", "diffusion", "errors", "image_file", "registration"},
     "labels": {"cohort", "cohort_rules", "errors", "sources"},
     "layouts": {"cohort_rules", "dicom", "errors", "labels", "named_files", "sources"},
     "evaluation": {"calibration", "errors", "evaluation_data", "metrics", "statistics", "summary", "threshold"},
     "evaluation_data": {"errors", "files", "threshold"},
-    "evaluation_files": {"evaluation", "evaluation_tables", "files", "full_evaluation", "html_report", "tables"},
+    "evaluation_files": {
+        "atomic",
+        "evaluation",
+        "evaluation_tables",
+        "files",
+        "full_evaluation",
+        "html_report",
+        "tables",
+    },
     "evaluation_tables": {"evaluation", "evaluation_data", "summary", "tables", "trade_off"},
     "full_evaluation": {"evaluation", "evaluation_data", "run_record", "threshold", "trade_off"},
     "html_figures": {"calibration", "evaluation", "evaluation_data"},
     "html_report": {"evaluation_tables", "files", "full_evaluation", "html_figures", "model_card", "trade_off"},
     "job": {
+        "atomic",
         "bundle",
         "cohort",
         "ensemble",
         "errors",
         "files",
+        "locks",
         "metrics",
         "phantom_io",
         "processes",
         "run_report",
+        "split_training",
         "summary",
+        "tasks",
         "threshold",
+        "tracking",
     },
     "headers": {"dicom_file", "diffusion", "errors", "series"},
     "image_file": {"dicom_file", "errors", "volume"},
+    "locks": {"errors"},
     "losses": {"errors"},
     "losses_monai": {"losses"},
     "losses_multiclass": {"errors", "losses"},
@@ -88,7 +104,7 @@ EDGES = {
     "phantom_anatomy": {"phantom_canvas"},
     "phantom_canvas": set(),
     "phantom_dicom": {"phantom"},
-    "phantom_io": {"errors", "files", "phantom", "phantom_dicom"},
+    "phantom_io": {"atomic", "errors", "files", "locks", "phantom", "phantom_dicom"},
     "phantom_template": {
         "dicom",
         "errors",
@@ -101,8 +117,10 @@ EDGES = {
     "processes": {"errors"},
     "ranking": {"constraint", "errors", "scores"},
     "preparation": {
+        "atomic",
         "cohort_rules",
         "dicom",
+        "dicom_file",
         "errors",
         "files",
         "images",
@@ -112,15 +130,19 @@ EDGES = {
         "sources",
     },
     "prepared_cohort": {
+        "atomic",
         "cohort_rules",
         "dicom",
         "errors",
         "files",
         "labels",
         "layouts",
+        "locks",
         "preparation",
         "qc_page",
         "sources",
+        "tasks",
+        "workers",
     },
     "qc_page": {"files"},
     "qc_picture": set(),
@@ -131,6 +153,7 @@ EDGES = {
     "schedule": {"errors", "scores"},
     "scores": {"errors"},
     "scoring": {
+        "atomic",
         "bundle",
         "cohort",
         "dicom",
@@ -144,18 +167,22 @@ EDGES = {
         "structured_report",
         "threshold",
     },
-    "search": {"benchmark_plan", "errors", "files"},
+    "search": {"benchmark_plan", "errors", "files", "tasks"},
     "selection": {"diffusion", "errors", "series", "volume"},
     "series": {"diffusion", "errors"},
     "sources": {"errors"},
+    "split_training": {"bundle", "cohort", "ensemble", "errors", "files", "processes"},
     "statistics": {"errors", "metrics"},
     "structured_report": {"dicom", "errors", "operating_point"},
     "summary": {"metrics"},
     "tables": {"files"},
+    "tasks": {"atomic", "errors"},
     "threshold": {"errors", "metrics", "operating_point"},
+    "tracking": {"bundle", "errors", "files"},
     "transforms": {"images"},
     "trade_off": {"evaluation", "metrics", "statistics", "threshold"},
     "volume": {"dicom_file", "errors", "series"},
+    "workers": {"atomic", "dicom_file", "errors", "preparation", "tasks"},
 }
 
 # What a module must not know: losses and the constraint work without MONAI, figures of merit without torch too.
@@ -163,8 +190,8 @@ FREE_OF_MONAI = (
     "alm", "batches", "constraint", "losses", "losses_multiclass", "processes", "ranking", "schedule", "scores",
 )  # fmt: skip
 FREE_OF_TORCH = (
-    "calibration", "evaluation", "html_figures", "metrics", "operating_point", "statistics", "tables", "threshold",
-    "trade_off",
+    "calibration", "evaluation", "html_figures", "metrics", "operating_point", "statistics", "tables", "tasks",
+    "threshold", "trade_off",
 )  # fmt: skip
 UNKNOWN = {module: {"monai", "ignite"} for module in FREE_OF_MONAI} | {
     module: {"monai", "ignite", "torch"} for module in FREE_OF_TORCH
@@ -210,6 +237,44 @@ def faults(source: str) -> list[str]:
     return found + ["argparse"] * ("argparse" in packages(source))
 
 
+WRITING = {  # methods and functions that write to the path they are given
+    "copy2", "copyfile", "copytree", "dump", "export", "imsave", "imwrite", "move", "save", "save_as", "save_file",
+    "savefig", "savetxt", "savez", "to_csv", "to_filename", "to_html", "to_json", "to_parquet", "touch", "write_bytes",
+    "write_html", "write_image", "write_text", "writestr", "WriteImage", "NamedTemporaryFile", "SummaryWriter",
+}  # fmt: skip
+MEMORY = ("buffer",)  # names of io.BytesIO and io.StringIO; ours to keep
+UNFINISHED = ("part", "plain")  # names that mri_alm.atomic.complete gave
+ALLOWED = {  # module: (what it calls, why it may)
+    "locks": ({"open"}, "a lock file is no result"),
+    "engine": ({"SummaryWriter"}, "TensorBoard appends to its event files; split.json holds the same figures"),
+    "phantom_dicom": ({"save_as"}, "into a folder that phantom_io renames when it is whole"),
+    "html_figures": ({"to_json"}, "plotly's gives a string"),
+    "evaluation_files": ({"to_json"}, "its own, gives a dictionary"),
+    "job": ({"to_json"}, "OperatingPoint's gives a dictionary"),
+    "scoring": ({"to_json"}, "OperatingPoint's gives a dictionary"),
+}
+
+
+def in_place_writes(source: str) -> list[tuple[str, int]]:
+    """Calls that write to a file which is neither in memory nor a name that ``complete`` gave, with their lines."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        function = node.func
+        name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+        owner = function.value if isinstance(function, ast.Attribute) else None
+        names = {n.id for part in (owner, *node.args) if part for n in ast.walk(part) if isinstance(n, ast.Name)}
+        modes = [a.value for a in (*node.args, *(k.value for k in node.keywords)) if isinstance(a, ast.Constant)]
+        opens = name == "open" and any(
+            isinstance(mode, str) and re.fullmatch("[rb]*[wax+][b+t]*", mode) for mode in modes
+        )
+        direct = isinstance(owner, ast.Name) or owner is None or isinstance(owner, ast.BinOp)
+        if (opens or (name in WRITING and direct)) and names.isdisjoint((*MEMORY, *UNFINISHED)):
+            found.append((name, node.lineno))
+    return found
+
+
 def strings(node: object) -> list[str]:
     """Every string value of a JSON document."""
     if isinstance(node, str):
@@ -244,6 +309,41 @@ def test_every_way_to_import_is_seen(source: str, edges: set[str]) -> None:
 def test_faults_are_seen() -> None:
     source = "import argparse\nassert True\nf(print)\nprint(1)\nblueprint(2)\n"
     assert faults(source) == ["line 2: assert", "line 3: print", "line 4: print", "argparse"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "path.write_text('x')", "(folder / 'x').write_bytes(b'x')", "torch.save(state, path)", "open(path, 'w')",
+        "path.open('wb')", "path.open(mode='a+')", "sitk.WriteImage(image, str(path))", "frame.to_csv(path)",
+        "json.dump(x, file)", "np.save(path, x)", "figure.savefig(path)", "shutil.copyfile(one, path)", "path.touch()",
+        "open(path, encoding='utf-8', mode='x')",
+    ],
+)  # fmt: skip
+def test_writes_in_place_are_seen(line: str) -> None:
+    assert in_place_writes(line) != []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "path.open('rb')", "open(path)", "path.open(newline='', encoding='utf-8')", "torch.save(state, buffer)",
+        "part.write_bytes(b'x')", "(part / 'x').write_bytes(b'x')", "json.dumps(x)", "figure.savefig(buffer, dpi=80)",
+        "sitk.WriteImage(image, str(plain))",
+    ],
+)  # fmt: skip
+def test_writes_to_memory_and_beside_are_not(line: str) -> None:
+    assert in_place_writes(line) == []
+
+
+@pytest.mark.parametrize("path", [*LIBRARY.values(), *PROGRAMS], ids=lambda path: path.stem)
+def test_every_write_is_complete_or_absent(path: Path) -> None:
+    """What goes round ``mri_alm.atomic.complete`` leaves half a file after a crash: only what the table allows does."""
+    found = in_place_writes(path.read_text("utf-8"))
+    allowed, _ = ALLOWED.get(path.stem, (set(), ""))
+    own = {"write_bytes"} if path.stem != "atomic" else set()  # mri_alm.files.write_bytes is the way
+    assert [(name, line) for name, line in found if name not in allowed | own] == []
+    assert allowed <= {name for name, _ in found}, "a line of the table that nothing needs any more"
 
 
 def test_table_has_every_module() -> None:

@@ -15,6 +15,7 @@ from mri_alm.benchmark_report import make_report, to_markdown, write_report
 from mri_alm.benchmark_run import duration, train_missing
 from mri_alm.cifar_job import scores_to_keep
 from mri_alm.errors import InputError
+from mri_alm.tasks import Pool
 
 TABLES = Path(__file__).parents[1] / "pipelines" / "benchmark_tables.json"
 ALL = json.loads(TABLES.read_text())
@@ -147,12 +148,12 @@ def test_missing_models_are_trained_and_only_those(
     table = Table(tables, "cifar10_binary_100", "tiny")
     folders = {"data": data, "runs": tmp_path / "runs", "results": tmp_path / "results"}
     caplog.set_level(logging.INFO, "mri_alm.benchmark")
-    assert train_missing(table, table.trainings(["alm_bce"], 1), **folders) == 3
+    assert train_missing(table, table.trainings(["alm_bce"], 1), **folders, pool=Pool()) == 3
     assert "alm_bce split 0 seed 0: best epoch 1" in caplog.text
     assert "0 models left" in caplog.text
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "results").rglob("*.json")}
     assert len(before) == 3
-    assert train_missing(table, table.trainings(["alm_bce"], 2), **folders) == 3
+    assert train_missing(table, table.trainings(["alm_bce"], 2), **folders, pool=Pool("loky", 2)) == 3
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
     results = read_results(table, tmp_path / "results", table.trainings(["alm_bce"], 2))
     assert len(results) == 6

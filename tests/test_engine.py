@@ -317,10 +317,10 @@ def test_a_crash_between_the_two_files_is_repaired_by_the_next_start(
     """model.pt of epoch 2 is written, last.pt is still of epoch 1: the epoch is repeated with the same result."""
     trainer, _ = training(tmp_path, 0.6, 0.8)
 
-    def crash(path: Path, state: Any) -> None:
+    def crash(path: Path, state: Any, **options: Any) -> None:
         if path.name == "last.pt" and state["history"][-1]["epoch"] == 2:
             raise KeyboardInterrupt
-        save_tensors(path, state)
+        save_tensors(path, state, **options)
 
     monkeypatch.setattr("mri_alm.engine.save_tensors", crash)
     with pytest.raises(KeyboardInterrupt, match=r"^$"):

@@ -4,6 +4,7 @@ import io
 import os
 import pickle
 import re
+import stat
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,10 @@ from hypothesis import strategies as st
 
 from mri_alm.errors import InputError
 from mri_alm.files import (
+    DamagedFileError,
+    is_intact,
     load_tensors,
+    read_json,
     save_tensors,
     secret_of,
     sha256,
@@ -78,12 +82,13 @@ def test_the_file_is_flushed_to_the_disk_before_it_takes_its_place(
     path, seen, fsync = tmp_path / "file", [], os.fsync
 
     def record(descriptor: int) -> None:
-        seen.append((path.exists(), os.fstat(descriptor).st_size))
+        status = os.fstat(descriptor)
+        seen.append((path.exists(), status.st_ino, status.st_size if stat.S_ISREG(status.st_mode) else None))
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", record)
     write_bytes(path, b"12345")
-    assert seen == [(False, 5)]
+    assert seen == [(False, path.stat().st_ino, 5), (True, tmp_path.stat().st_ino, None)]
 
 
 def test_a_place_below_a_file_is_refused(tmp_path: Path) -> None:
@@ -170,6 +175,77 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, kind: str) -> None:
         load_tensors(path)
 
 
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, dict[str, Any]]:
+    path = tmp_path_factory.mktemp("flips") / "x.pt"
+    state = {"weights": torch.randn(60), "best": {"epoch": 3, "auc": 0.75}}
+    save_tensors(path, state)
+    return path, path.read_bytes(), state
+
+
+def loads_wrong(path: Path, state: dict[str, Any]) -> bool:
+    """False when the file is refused as damaged, or holds what was written all the same."""
+    try:
+        found = load_tensors(path)
+    except DamagedFileError:
+        return False
+    return not torch.equal(found["weights"], state["weights"]) or found["best"] != state["best"]
+
+
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_a_flipped_bit_never_goes_unnoticed(
+    checkpoint: tuple[Path, bytes, dict[str, Any]], place: float, bit: int
+) -> None:
+    path, content, state = checkpoint
+    flipped = bytearray(content)
+    flipped[int(place * len(content))] ^= 1 << bit
+    path.write_bytes(flipped)
+    assert not loads_wrong(path, state)
+
+
+@given(share=st.floats(0, 1, exclude_max=True))
+def test_a_cut_checkpoint_never_goes_unnoticed(checkpoint: tuple[Path, bytes, dict[str, Any]], share: float) -> None:
+    path, content, state = checkpoint
+    path.write_bytes(content[: int(share * len(content))])
+    assert not loads_wrong(path, state)
+
+
+def test_a_flip_that_torch_reads_as_another_weight_is_damage(checkpoint: tuple[Path, bytes, dict[str, Any]]) -> None:
+    path, content, state = checkpoint
+    place = content.index(state["weights"].numpy().tobytes()) + 5
+    flipped = bytearray(content)
+    flipped[place] ^= 1
+    path.write_bytes(flipped)
+    assert not torch.equal(torch.load(path, weights_only=True)["weights"], state["weights"])
+    with pytest.raises(DamagedFileError, match=re.escape(f"{path} is damaged: its SHA-256 is not the one it was writ")):
+        load_tensors(path)
+    assert not is_intact(path)
+
+
+def test_the_digest_is_a_zip_comment_and_others_can_read_the_file(
+    checkpoint: tuple[Path, bytes, dict[str, Any]],
+) -> None:
+    path, content, state = checkpoint
+    path.write_bytes(content)
+    comment = zipfile.ZipFile(path).comment.decode()
+    assert comment == f"sha256:{hashlib.sha256(content[: -len(comment)]).hexdigest()}"
+    assert torch.equal(torch.load(path, weights_only=True)["weights"], state["weights"])
+    torch.save(state, path)  # as any other program writes it
+    assert torch.equal(load_tensors(path)["weights"], state["weights"])
+
+
+def test_damaged_json_is_named(tmp_path: Path) -> None:
+    write_json(tmp_path / "x.json", {"a": [1, 2]})
+    assert read_json(tmp_path / "x.json") == {"a": [1, 2]}
+    content = (tmp_path / "x.json").read_bytes()
+    for damaged in (content[:9], b"[1]", b"\xff\xfe" + content):
+        (tmp_path / "x.json").write_bytes(damaged)
+        with pytest.raises(DamagedFileError, match=re.escape(f"{tmp_path / 'x.json'} is damaged (")):
+            read_json(tmp_path / "x.json")
+    with pytest.raises(FileNotFoundError, match=r"x\.yml"):
+        read_json(tmp_path / "x.yml")
+
+
 def test_an_absent_checkpoint_and_one_of_something_else(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     with pytest.raises(InputError, match=re.escape(f"There is no checkpoint {path}.")):
@@ -194,8 +270,15 @@ def test_nifti_is_the_same_file_again_and_leaves_nothing_beside_it(tmp_path: Pat
     assert names(tmp_path) == ["a.nii.gz", "b.nii.gz"]
     back = sitk.ReadImage(str(tmp_path / "a.nii.gz"))
     assert (back.GetSize(), back.GetSpacing(), back[0, 0, 0]) == ((4, 5, 6), (0.5, 0.5, 3.0), 1.5)
-    with pytest.raises(InputError, match=r"Cannot write .*gone.c\.nii\.gz"):
-        write_nifti(tmp_path / "gone" / "c.nii.gz", image)
+    with pytest.raises(InputError, match=r"Cannot write .*a\.nii\.gz/c\.nii\.gz"):
+        write_nifti(tmp_path / "a.nii.gz" / "c.nii.gz", image)
+
+
+def test_a_nifti_file_that_itk_cut_short_in_silence_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sitk, "WriteImage", lambda _, path: Path(path).write_bytes(bytes(400)))
+    with pytest.raises(InputError, match=r"Cannot write .*a\.nii\.gz: No space left on device"):
+        write_nifti(tmp_path / "a.nii.gz", sitk.Image(4, 5, 6, sitk.sitkFloat32))
+    assert names(tmp_path) == []
 
 
 def test_a_secret_is_made_once_and_hidden_from_others(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_files_of_a_run(trained: Path) -> None:
     }  # fmt: skip
     for k in SPLITS:
         inside = {path.name for path in (trained / f"split_{k}").iterdir() if not path.name.startswith("events.")}
-        assert inside == {"model.pt", "last.pt", "split.json", "validation.csv"}
+        assert inside == {"model.pt", "last.pt", "previous.pt", "split.json", "validation.csv"}
 
 
 def test_test_patients_are_in_no_split_and_no_patient_on_two_sides(manifest: Path, trained: Path) -> None:
@@ -300,13 +300,6 @@ def test_another_split_s_model_is_refused(manifest: Path, run: Path, refusal: Ca
         TrainedRun(run).ensemble()
 
 
-def test_a_damaged_checkpoint_is_refused(manifest: Path, run: Path, refusal: Callable[..., str]) -> None:
-    (run / "split_1" / "split.json").unlink()
-    path = run / "split_1" / "last.pt"
-    path.write_bytes(path.read_bytes()[:1000])
-    assert f"{path} is no checkpoint that can be read" in refusal(train, manifest, run)
-
-
 def test_a_member_of_another_network_is_refused(trained: Path, tmp_path: Path) -> None:
     save_tensors(tmp_path / "model.pt", {"model": torch.nn.Linear(2, 1).state_dict()})
     with pytest.raises(InputError, match=r"holds the weights of another network than the run's config describes"):
@@ -321,7 +314,7 @@ def test_a_run_that_is_not_finished_does_not_score(run: Path) -> None:
 
 def test_a_run_folder_that_is_a_file(manifest: Path, tmp_path: Path, refusal: Callable[..., str]) -> None:
     (tmp_path / "run").write_text("a file")
-    assert f"Cannot write {tmp_path / 'run' / 'config.json'}" in refusal(train, manifest, tmp_path / "run")
+    assert f"Cannot write {tmp_path / 'run' / '.split_0.lock'}" in refusal(train, manifest, tmp_path / "run")
     assert (tmp_path / "run").read_text() == "a file"
 
 

@@ -10,6 +10,7 @@ import pipelines.sweep as program
 from mri_alm.benchmark_plan import Table
 from mri_alm.errors import InputError
 from mri_alm.search import COMMON, DELTA, MU0, RHO, Search, points, write_tuned
+from mri_alm.tasks import Pool
 
 optuna = pytest.importorskip("optuna", reason="the search is an optional extra")
 TABLES = Path(__file__).parents[1] / "pipelines" / "benchmark_tables.json"
@@ -36,7 +37,7 @@ class Toy:
 
 
 def search(table: Table, toy: Toy, folder: Path, runs: int = 1) -> Search:
-    return Search(table, toy, storage=f"sqlite:///{folder / 'search.db'}", runs=runs)
+    return Search(table, toy, storage=f"sqlite:///{folder / 'search.db'}", runs=runs, pool=Pool())
 
 
 def test_stages_choose_the_best_and_keep_what_was_chosen(table: Table, tmp_path: Path) -> None:

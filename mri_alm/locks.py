@@ -1,0 +1,88 @@
+"""One user of a folder at a time, by a lock that the system takes back when its process ends, however it ends."""
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import IO
+
+from mri_alm.errors import InputError
+
+logger = logging.getLogger("mri_alm")
+
+_UNSUPPORTED = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
+
+
+@contextlib.contextmanager
+def only_user(path: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold a lock file; nothing of it stays, and a folder made for it alone goes too.
+
+    It is ``flock``'s: ``kill -9`` and a power cut release it, so no lock is ever stale and none has to be deleted. A
+    file that a killed process left behind says nothing. Processes forked meanwhile share the lock.
+
+    Args:
+        path: The lock file, inside the folder it protects.
+        wait: Wait for the holder instead of refusing.
+
+    Raises:
+        InputError: If another process holds it, with who and since when; or if the file cannot be written.
+    """
+    made = not path.parent.exists()
+    file = _hold(path, wait)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        file.close()
+        if made:
+            with contextlib.suppress(OSError):  # something was written into it
+                path.parent.rmdir()
+
+
+def _hold(path: Path, wait: bool) -> IO[str]:
+    while True:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = path.open("a+", encoding="utf-8")  # what the holder wrote is kept
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and not path.parent.exists():
+                continue  # an empty folder that its maker has just taken away
+            raise InputError(f"Cannot write {path}: {error.strerror}. Choose another folder.") from error
+        try:
+            _lock(file, path, wait)
+        except BaseException:
+            file.close()
+            raise
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                break
+        file.close()  # its holder took the file away while this process waited: lock the new one
+    file.truncate(0)
+    now = datetime.now(timezone.utc).astimezone().isoformat(" ", "seconds")
+    file.write(f"process {os.getpid()} on {socket.gethostname()} since {now}")
+    file.flush()
+    return file
+
+
+def _lock(file: IO[str], path: Path, wait: bool) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read() or "another process"
+        if not wait:
+            raise InputError(
+                f"{path.parent} is in use by {holder} (lock {path.name}). Wait until it ends, end it, or choose "
+                "another folder; the lock goes with its process, there is nothing to delete."
+            ) from None
+        logger.info("Waiting for %s, which uses %s.", holder, path.parent)
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+        logger.warning("%s is on a file system without locks: see to it that one process uses it.", path.parent)

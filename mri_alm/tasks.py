@@ -1,0 +1,219 @@
+"""Independent tasks - splits, trainings, studies - on one machine or a Ray cluster; each has an outcome of its own."""
+
+import logging
+import os
+import pickle
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mri_alm.atomic import private_files
+from mri_alm.errors import InputError, find_cause, one_of
+
+logger = logging.getLogger("mri_alm")
+
+BACKENDS = ("loky", "ray", "threading")
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Where tasks run. No backend sends anything to anybody but the cluster's own machines.
+
+    Args:
+        backend: ``"loky"``: processes of this machine. ``"ray"``: a Ray cluster, whose machines see this folder under
+            the same path and have the package installed. ``"threading"``: threads of this process, for functions that
+            leave the interpreter's lock.
+        workers: Tasks at once, >= 1. Each gets its share of the cores (the number of workers times their threads is at
+            most the number of cores). One worker of ``"loky"`` is this process itself.
+        address: Of a Ray cluster that runs, such as ``"auto"`` or ``"head:6379"``; None starts one on this machine.
+        gpus: GPUs per task, by Ray; a fraction shares one.
+        retries: How often a task whose process or machine died is started again, >= 0.
+
+    Raises:
+        InputError: If a value is none of these, or Ray is asked for and not installed.
+    """
+
+    backend: str = "loky"
+    workers: int = 1
+    address: str | None = None
+    gpus: float = 0
+    retries: int = 2
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be meant."""
+        one_of("backend", self.backend, BACKENDS)
+        if self.workers < 1:
+            raise InputError(f"workers must be 1 or more, got {self.workers}.")
+        if self.gpus < 0 or self.retries < 0:
+            raise InputError(f"GPUs per task and retries must be 0 or more, got {self.gpus} and {self.retries}.")
+        if self.backend != "ray" and (self.address or self.gpus):
+            raise InputError(
+                f"An address and GPUs per task are Ray's, and the backend is {self.backend}. Choose --backend ray."
+            )
+        if self.backend == "ray":
+            _ray()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one task.
+
+    Attributes:
+        item: What the task was given.
+        result: What it returned.
+        error: Why it failed; an :class:`InputError` is the user's to mend, anything else is a bug.
+        trace: Where a bug was met, as text.
+    """
+
+    item: Any
+    result: Any = None
+    error: Exception | None = None
+    trace: str = ""
+
+    def get(self) -> Any:
+        """The result; raises the error of a task that failed, a bug with its traceback."""
+        if self.error is None:
+            return self.result
+        if self.trace:
+            raise self.error from RuntimeError(f"in a task:\n{self.trace}")
+        raise self.error
+
+
+def run_tasks(function: Callable[[Any], Any], items: Iterable[Any], pool: Pool) -> Iterator[Outcome]:
+    """Apply a function to every item; outcomes come as they are ready, in any order, and none is lost by another's.
+
+    Args:
+        function: Importable under its name on every worker. It may be called again with the same item after a crash,
+            so it has to go on from what it finished.
+        items: Small: files are read and written by the tasks themselves.
+        pool: Where.
+
+    Yields:
+        One outcome per item.
+
+    Raises:
+        InputError: If the cluster cannot be reached.
+    """
+    task = _Task(function, Path.cwd())
+    yield from (_on_ray if pool.backend == "ray" else _on_this_machine)(task, list(items), pool)
+
+
+@dataclass(frozen=True)
+class _Task:
+    function: Callable[[Any], Any]
+    folder: Path
+
+    def __call__(self, item: Any) -> Outcome:
+        if Path.cwd() != self.folder:  # a worker of another machine, or of an earlier start
+            os.chdir(self.folder)
+        try:
+            with private_files():  # a worker has an umask of its own
+                return Outcome(item, self.function(item))
+        except (Exception, SystemExit) as error:  # a bundle config that refuses its input leaves
+            if cause := find_cause(error, InputError):
+                return Outcome(item, error=_portable(cause))
+            return Outcome(item, error=_portable(error), trace=traceback.format_exc())
+
+
+def _portable(error: BaseException) -> Exception:
+    """An error that reaches another process: some exceptions are pickled and cannot be read back."""
+    try:
+        if not isinstance(error, Exception):
+            raise TypeError("no error")
+        pickle.loads(pickle.dumps(error))  # noqa: S301
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+def _lost(item: Any, pool: Pool) -> Outcome:
+    text = (
+        f"Task {item}: its process died each time it was started ({pool.retries + 1} times): killed, or out of memory. "
+        "Lower --workers or the memory of a task, then start the same command again: it goes on from what is finished."
+    )
+    return Outcome(item, error=InputError(text))
+
+
+def _on_this_machine(task: _Task, items: list[Any], pool: Pool) -> Iterator[Outcome]:
+    from joblib import Parallel, delayed
+    from joblib.externals.loky.process_executor import BrokenProcessPool
+
+    waiting = dict(enumerate(items))
+
+    def start(numbers: list[int], workers: int) -> Iterator[tuple[int, Outcome]]:
+        parallel = Parallel(workers, pool.backend, return_as="generator_unordered", batch_size=1)
+        calls: Iterator[tuple[int, Outcome]] = parallel(delayed(_numbered)(task, n, waiting[n]) for n in numbers)
+        return calls
+
+    for _ in range(pool.retries):
+        try:
+            for number, outcome in start(list(waiting), pool.workers):
+                yield outcome
+                del waiting[number]
+            return
+        except BrokenProcessPool:
+            logger.warning("A worker died (killed, or out of memory). %d tasks start again.", len(waiting))
+    for number in list(waiting):  # one process that dies takes the others' with it, so the last try is one by one
+        try:
+            ((_, outcome),) = start([number], 2)  # two: with one, joblib would use this process
+        except BrokenProcessPool:
+            outcome = _lost(waiting[number], pool)
+        yield outcome
+
+
+def _numbered(task: _Task, number: int, item: Any) -> tuple[int, Outcome]:
+    return number, task(item)
+
+
+def _on_ray(task: _Task, items: list[Any], pool: Pool) -> Iterator[Outcome]:
+    ray = _ray()
+    own = not ray.is_initialized()
+    if own:
+        _join(ray, pool)
+    try:
+        cores = max(1, int(ray.cluster_resources().get("CPU", 1)) // pool.workers)  # Ray bounds the threads by them
+        remote = ray.remote(num_cpus=cores, num_gpus=pool.gpus, max_retries=pool.retries)(task.__call__)
+        queue, running = iter(items), {}
+        while True:
+            for item in queue:
+                running[remote.remote(item)] = item
+                if len(running) >= pool.workers:
+                    break
+            if not running:
+                return
+            (done, *_), _ = ray.wait(list(running))
+            item = running.pop(done)
+            try:
+                outcome = ray.get(done)
+            except ray.exceptions.RayError as error:
+                logger.warning("Task %s was lost: %s", item, type(error).__name__)
+                outcome = _lost(item, pool)
+            yield outcome
+    finally:
+        if own:
+            ray.shutdown()
+
+
+def _ray() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError:
+        raise InputError("The backend ray needs Ray. Install it: pip install 'mri-alm[cluster]'.") from None
+    return ray
+
+
+def _join(ray: Any, pool: Pool) -> None:
+    quiet = {"log_to_driver": False, "logging_level": "ERROR", "include_dashboard": False}
+    try:
+        if pool.address:
+            ray.init(address=pool.address, **{k: v for k, v in quiet.items() if k != "include_dashboard"})
+        else:
+            ray.init(address="local", _node_ip_address="127.0.0.1", **quiet)
+    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+        raise InputError(
+            f"There is no Ray cluster at {pool.address or 'this machine'} ({error}). Start one with ray start --head, "
+            "or leave out --address."
+        ) from error

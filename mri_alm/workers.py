@@ -1,0 +1,78 @@
+"""Studies prepared side by side; those that may have cost a process its life, alone and in a process of their own."""
+
+import logging
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from itertools import chain
+from multiprocessing import get_context
+from typing import Any
+
+from tqdm import tqdm
+
+from mri_alm.atomic import sweep
+from mri_alm.dicom_file import silence_readers
+from mri_alm.errors import InputError, StudyError
+from mri_alm.preparation import Job, Preparation
+from mri_alm.tasks import Pool, run_tasks
+
+logger = logging.getLogger("mri_alm")
+
+
+def prepare_all(preparation: Preparation, jobs: Sequence[Job], *, pool: Pool, strict: bool) -> int:
+    """Prepare the studies that are not finished; gives how many that were.
+
+    A process that is killed, as the system does when memory runs out, takes all its studies in work with it. The next
+    start finds their traces and prepares these last, one at a time, each in a process of its own.
+
+    Args:
+        preparation: The cohort, which this process alone writes to.
+        jobs: All studies.
+        pool: Where studies are prepared.
+        strict: Stop at the first failed study.
+
+    Raises:
+        InputError: If a study failed and ``strict`` is set, or the disk is full.
+    """
+    begun = {part.name for part in preparation.folder.glob(".part-*/*")}
+    sweep(preparation.folder)
+    todo = [job for job in jobs if preparation.finished(job) is None]
+    apart = [job for job in todo if job.key in begun]
+    if apart:
+        logger.warning(
+            "%d studies were in work when an earlier run was killed, perhaps for want of memory: they come last, each "
+            "alone in a process of its own.",
+            len(apart),
+        )
+    together = run_tasks(preparation.prepare, [job for job in todo if job.key not in begun], pool)
+    records = chain((one.get() for one in together), (prepare_apart(preparation, job) for job in apart))
+    for record in tqdm(records, "prepare", len(todo), unit="study", mininterval=_interval()):
+        if strict and record["status"] == "failed":
+            raise InputError(
+                f"Study {record['study']} failed ({record['error_code']}): {record['error_text']} With "
+                "--strict the run stops here; finished studies are kept for --resume, no manifest is written."
+            )
+    return len(todo)
+
+
+def _interval() -> float:
+    """Seconds between lines of progress: many on a terminal, one a minute in a log file."""
+    return 0.2 if sys.stderr.isatty() else 60.0
+
+
+def prepare_apart(preparation: Preparation, job: Job) -> dict[str, Any]:
+    """What :meth:`Preparation.prepare` does, where the system may kill it for memory without harm to the others.
+
+    A killed study becomes a failed one, ``killed``.
+    """
+    with ProcessPoolExecutor(1, get_context("spawn"), initializer=silence_readers) as pool:
+        try:
+            return pool.submit(preparation.prepare, job).result()
+        except BrokenProcessPool:
+            sweep(preparation.folder)
+            text = (
+                "The process that prepared this study alone was killed, most likely for want of memory. Free memory, "
+                "or make its images smaller; --resume tries it again."
+            )
+            return preparation.prepare(job, refused=StudyError("killed", text))

@@ -1,0 +1,67 @@
+"""The main job with its splits as tasks: on this machine's cores and GPUs, or on a Ray cluster.
+
+    python pipelines/train_ensemble.py --workers 4 --run_dir runs/mine --cohort COHORT/manifest.csv
+    python pipelines/train_ensemble.py --backend ray --address auto --workers 10 --gpus-per-task 1 --run_dir runs/mine
+
+Whatever else is given overrides a setting of the config, as in `python -m monai.bundle run` (docs/settings.md). Weights
+are those of one split after the other, bit for bit. Start it again after a failure: it goes on from what is finished.
+docs/cluster.md explains more. Exit status: 0 done, 2 the input cannot be used or a split failed.
+"""
+
+import argparse
+import warnings
+
+from fire.parser import DefaultParseValue
+from monai.bundle import ConfigWorkflow
+
+from mri_alm.bundle import user_errors
+from mri_alm.errors import InputError
+
+
+def parse(arguments: list[str] | None) -> tuple[argparse.Namespace, dict[str, object]]:
+    """The command line: options, and overrides of the config."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--config_file", default="configs/prostate_alm.json", help="config, or a Python list of them")
+    parser.add_argument("--backend", default="loky", choices=["loky", "ray"], help="processes of this machine, or Ray")
+    parser.add_argument("--workers", type=int, default=1, help="splits trained at once (default 1)")
+    parser.add_argument("--address", help="of a Ray cluster, such as auto or head:6379 (default: start one here)")
+    parser.add_argument("--gpus-per-task", type=float, default=0, help="Ray: GPUs of each split; 0.5: two share one")
+    parser.add_argument("--tracking", choices=["mlflow"], help="also record the run there")
+    options, words = parser.parse_known_args(arguments)
+    return options, overrides(words)
+
+
+def overrides(words: list[str]) -> dict[str, object]:
+    """``--name value`` and ``--name=value`` pairs, values read as MONAI's command line reads them."""
+    pairs = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    names, values = pairs[::2], pairs[1::2]
+    if len(names) != len(values) or not all(name.startswith("--") for name in names):
+        raise InputError(f"Settings are pairs such as --max_epochs 20, got: {' '.join(words)}")
+    return {name[2:]: DefaultParseValue(value) for name, value in zip(names, values, strict=True)}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Train, ensemble, report."""
+    with user_errors():
+        options, changed = parse(arguments)
+        files = DefaultParseValue(options.config_file)
+        workflow = ConfigWorkflow(
+            config_file=files,
+            workflow_type="train",
+            tracking=options.tracking,
+            backend=options.backend,
+            workers=options.workers,
+            address=options.address,
+            gpus_per_task=options.gpus_per_task,
+            **changed,
+        )
+        workflow.initialize()
+        workflow.run()
+        workflow.finalize()
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore", message="parsing config_file")
+    main()

@@ -1,0 +1,137 @@
+"""Tasks that fail, die or wait, and the same work done in one process."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mri_alm.errors import InputError, StudyError
+from mri_alm.tasks import Outcome, Pool, run_tasks
+
+BACKENDS = [Pool("threading", 2), Pool("loky", 1), Pool("loky", 2)]
+
+
+def square(number: int) -> int:
+    if number == 3:
+        raise StudyError("no_t2", "study 3 has no T2")
+    if number == 4:
+        raise KeyError("a bug")
+    return number * number
+
+
+class StuckError(Exception):
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} {second}")
+
+
+def raise_unpicklable(_: int) -> None:
+    raise StuckError("one", "two")
+
+
+def where(_: int) -> tuple[str, int, int]:
+    import torch
+
+    return str(Path.cwd()), os.getpid(), torch.get_num_threads()
+
+
+def die_once(marks: Path) -> str:
+    """Killed at the first call; the second finds the mark."""
+    mark = marks / "died"
+    if not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "done"
+
+
+def die_always(item: int) -> int:
+    if item == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return item
+
+
+@pytest.mark.parametrize("pool", BACKENDS, ids=lambda pool: f"{pool.backend}-{pool.workers}")
+def test_a_failed_task_loses_no_other(pool: Pool) -> None:
+    found = {outcome.item: outcome for outcome in run_tasks(square, range(6), pool)}
+    assert {item: outcome.result for item, outcome in found.items()} == {0: 0, 1: 1, 2: 4, 3: None, 4: None, 5: 25}
+    with pytest.raises(StudyError, match=r"^study 3 has no T2$") as refused:
+        found[3].get()
+    assert refused.value.code == "no_t2"
+    with pytest.raises(KeyError, match="a bug") as bug:
+        found[4].get()
+    assert "in square" in str(bug.value.__cause__)
+    assert found[5].get() == 25
+
+
+def test_an_error_that_cannot_travel_is_told_as_text() -> None:
+    (outcome,) = run_tasks(raise_unpicklable, [0], Pool("loky", 2))
+    assert str(outcome.error) == "StuckError: one two"
+    assert "raise_unpicklable" in outcome.trace
+
+
+def test_outcomes_come_as_they_are_ready() -> None:
+    gate = threading.Event()
+
+    def wait(item: int) -> int:
+        if item == 0:
+            assert gate.wait(20)
+        return item
+
+    outcomes = run_tasks(wait, range(2), Pool("threading", 2))
+    assert next(outcomes).item == 1
+    gate.set()
+    assert next(outcomes).item == 0
+
+
+def test_workers_share_the_cores_and_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    found = [outcome.get() for outcome in run_tasks(where, range(4), Pool("loky", 3))]
+    assert {folder for folder, _, _ in found} == {str(tmp_path)}
+    assert os.getpid() not in {process for _, process, _ in found}
+    assert {threads for _, _, threads in found} == {max(1, (os.cpu_count() or 1) // 3)}
+
+
+def test_one_worker_is_this_process() -> None:
+    (outcome,) = run_tasks(where, [0], Pool())
+    assert outcome.result[1] == os.getpid()
+
+
+def test_a_task_whose_process_is_killed_is_started_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = [outcome.get() for outcome in run_tasks(die_once, [tmp_path], Pool("loky", 2))]
+    assert found == ["done"]
+    assert "A worker died (killed, or out of memory). 1 tasks start again." in caplog.text
+
+
+def test_a_task_that_always_dies_is_named_and_the_others_finish() -> None:
+    found = {outcome.item: outcome for outcome in run_tasks(die_always, range(5), Pool("loky", 2, retries=1))}
+    assert {item: found[item].result for item in (0, 1, 3, 4)} == {0: 0, 1: 1, 3: 3, 4: 4}
+    with pytest.raises(InputError, match=r"^Task 2: its process died each time it was started \(2 times\): killed, or"):
+        found[2].get()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"backend": "dask"}, r"^backend must be one of loky, ray, threading, got \"dask\""),
+        ({"workers": 0}, r"^workers must be 1 or more, got 0"),
+        ({"retries": -1}, r"retries must be 0 or more, got 0 and -1"),
+        ({"gpus": 1}, r"GPUs per task are Ray's, and the backend is loky. Choose --backend ray"),
+        ({"address": "auto"}, r"Choose --backend ray"),
+    ],
+)
+def test_pools_that_cannot_be_meant_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Pool(**changes)
+
+
+def test_ray_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    with pytest.raises(InputError, match=r"needs Ray. Install it: pip install 'mri-alm\[cluster\]'"):
+        Pool("ray")
+
+
+def test_an_outcome_without_error_is_its_result() -> None:
+    assert Outcome("item", 3).get() == 3

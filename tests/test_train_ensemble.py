@@ -1,0 +1,150 @@
+"""Splits as tasks: bit for bit the run that trains one after the other, whatever dies on the way."""
+
+import importlib.util
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from small_cohort import SETTINGS, train
+
+from mri_alm.files import load_tensors
+
+ROOT = Path(__file__).parents[1]
+SPLITS = range(SETTINGS["splits"])
+FILES = ("threshold.json", "heldout.csv", "scores.csv", "metrics.json", "splits.csv")
+
+
+@pytest.fixture(scope="module")
+def program() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("train_ensemble", ROOT / "pipelines" / "train_ensemble.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def words(manifest: Path, run: Path, **settings: Any) -> list[str]:
+    """The small cohort's settings as a command line."""
+    places = {"cohort": manifest, "cache_dir": manifest.parent / "cache", "run_dir": run}
+    return [word for name, value in (SETTINGS | places | settings).items() for word in (f"--{name}", str(value))]
+
+
+def same_run(ours: Path, theirs: Path) -> None:
+    for name in FILES:
+        assert (ours / name).read_bytes() == (theirs / name).read_bytes()
+    for k in SPLITS:
+        one, other = (load_tensors(run / f"split_{k}" / "model.pt")["model"] for run in (ours, theirs))
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_splits_in_processes_are_bit_equal(
+    program: ModuleType, manifest: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["train_ensemble.py"])
+    program.main(["--workers", "2", *words(manifest, tmp_path / "run")])
+    same_run(tmp_path / "run", trained)
+
+
+def test_a_split_that_fails_leaves_the_others_finished_and_is_made_up_for(
+    manifest: Path, trained: Path, tmp_path: Path, refusal: Callable[..., str]
+) -> None:
+    run = tmp_path / "run"
+    (run / "split_1").mkdir(parents=True)
+    (run / "split_1" / "last.pt").write_text("damaged")
+    text = refusal(train, manifest, run, workers=2)
+    assert "split_1/last.pt" in text
+    assert [(run / f"split_{k}" / "split.json").exists() for k in SPLITS] == [True, False, True]
+    assert not (run / "threshold.json").exists()
+    (run / "split_1" / "last.pt").unlink()
+    before = {k: (run / f"split_{k}" / "model.pt").stat().st_mtime_ns for k in (0, 2)}
+    train(manifest, run, workers=2)
+    assert {k: (run / f"split_{k}" / "model.pt").stat().st_mtime_ns for k in (0, 2)} == before
+    same_run(run, trained)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--max_epochs"], "Settings are pairs such as --max_epochs 20, got: --max_epochs"),
+        (["max_epochs", "3"], "Settings are pairs such as --max_epochs 20, got: max_epochs 3"),
+        (["--max_epoch", "3"], 'There is no setting "max_epoch". Did you mean "max_epochs"?'),
+        (["--address", "auto"], "An address and GPUs per task are Ray's"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    program: ModuleType, refusal: Callable[..., str], given: list[str], message: str
+) -> None:
+    assert message in refusal(program.main, given)
+
+
+def test_values_are_read_as_monai_reads_them(program: ModuleType) -> None:
+    found = program.overrides(["--size", "[8, 8, 8]", "--loss=a_fl", "--register", "False", "--mu0", "1e-3"])
+    assert found == {"size": [8, 8, 8], "loss": "a_fl", "register": False, "mu0": 1e-3}
+
+
+# --- Ray ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A Ray cluster of two nodes with one core each, on this machine: the head and one that may be taken away."""
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'mri-alm[cluster]'")
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("RAY_gcs_server_request_timeout_seconds", "200")  # a busy machine
+    monkeypatch.setenv("RAY_gcs_rpc_server_connect_timeout_s", "100")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}")
+    options = {"num_cpus": 1, "object_store_memory": 80_000_000}
+    cluster = Cluster(initialize_head=True, head_node_args=options | {"include_dashboard": False})
+    try:
+        yield cluster, cluster.add_node(**options)
+    finally:
+        cluster.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_node_lost_on_the_way_loses_nothing(
+    manifest: Path, tmp_path: Path, two_nodes: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster, second = two_nodes
+    run, epochs = tmp_path / "run", 12
+    unfinished: list[int] = []
+
+    def cut() -> None:
+        """Take the second node away while both train."""
+        deadline = time.monotonic() + 240
+        while time.monotonic() < deadline:
+            begun = [k for k in SPLITS if (run / f"split_{k}" / "last.pt").exists()]
+            waiting = [k for k in begun if not (run / f"split_{k}" / "split.json").exists()]
+            if len(waiting) >= 2:
+                cluster.remove_node(second, allow_graceful=False)
+                unfinished.extend(k for k in begun if not (run / f"split_{k}" / "split.json").exists())
+                return
+            time.sleep(0.05)
+
+    watcher = threading.Thread(target=cut)
+    watcher.start()
+    train(manifest, run, backend="ray", address=cluster.address, workers=2, max_epochs=epochs)
+    watcher.join()
+    assert len(unfinished) >= 2, "the node was not taken away while both trained"
+    for k in SPLITS:
+        record = json.loads((run / f"split_{k}" / "split.json").read_text())
+        assert [epoch["epoch"] for epoch in record["epochs"]] == list(range(1, epochs + 1))
+    same_run(run, train(manifest, tmp_path / "alone", max_epochs=epochs))
+
+
+def test_a_cluster_that_is_not_there_is_said(manifest: Path, tmp_path: Path, refusal: Callable[..., str]) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'mri-alm[cluster]'")
+    text = refusal(train, manifest, tmp_path / "run", backend="ray", address="auto")
+    assert "There is no Ray cluster at auto" in text

@@ -1,0 +1,141 @@
+"""Memory that runs out while a study is prepared: as an error, and as the system's SIGKILL."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exams import dicom_exam, prepare
+
+from mri_alm.errors import StudyError, memory_ran_out
+from mri_alm.preparation import Preparation
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("export")
+    for number in range(3):
+        dicom_exam(root / f"p{number}", number)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("error", "known"),
+    [
+        (MemoryError(), True),
+        (RuntimeError("itk::ERROR: Failed to allocate memory for image."), True),
+        (RuntimeError("std::bad_alloc"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), True),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), True),
+        (RuntimeError("another"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_want_of_memory_is_known_by_its_words_also_as_a_cause(error: Exception, known: bool) -> None:
+    wrapped = RuntimeError("applying transform")
+    wrapped.__cause__ = error
+    for one in (error, wrapped):
+        found = memory_ran_out(one)
+        assert isinstance(found, StudyError) == known
+        assert not known or (found is not None and found.code == "memory" and "--workers 1" in found.message)
+
+
+TOO_LARGE = """
+import resource, sys
+from pathlib import Path
+import SimpleITK as sitk
+from mri_alm.image_file import read_image
+import mri_alm.workers
+from mri_alm.errors import StudyError
+image = sitk.Image(400, 400, 300, sitk.sitkUInt8) + 1
+image[5, 5, 5] = 7
+path = Path(sys.argv[1])
+sitk.WriteImage(image, str(path))
+used = int(next(l for l in open("/proc/self/status") if l.startswith("VmSize")).split()[1]) * 1024
+resource.setrlimit(resource.RLIMIT_AS, (used + 60_000_000, -1))
+try:
+    read_image(path, "t2")
+except StudyError as error:
+    sys.stdout.write(error.code)
+"""
+
+
+def test_an_image_that_does_not_fit_the_memory_is_not_called_unreadable(tmp_path: Path) -> None:
+    """192 MB as float32, and 60 MB more than the process already has."""
+    words = [sys.executable, "-c", TOO_LARGE, str(tmp_path / "t2.nii")]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "memory"), done.stderr
+
+
+def test_the_study_that_memory_was_too_small_for_fails_alone(
+    export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Preparation._write
+
+    def scarce(self: Preparation, images: Any, part: Path) -> dict[str, str]:
+        found = original(self, images, part)
+        if part.name == first:
+            raise MemoryError
+        return found
+
+    first = prepare(export, tmp_path / "c").rows[0]["study"]
+    (tmp_path / "c" / first / "study.json").unlink()
+    monkeypatch.setattr(Preparation, "_write", scarce)
+    outcome = prepare(export, tmp_path / "c", resume=True)
+    assert [row["error_code"] for row in outcome.rows] == ["memory", "", ""]
+    assert [path.name for path in (tmp_path / "c" / first).iterdir()] == ["study.json"]
+    assert outcome.kept == 2
+    monkeypatch.undo()
+    assert prepare(export, tmp_path / "c", resume=True).failed == 0
+
+
+def processes_below(pid: int) -> set[int]:
+    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+
+@pytest.mark.slow
+def test_what_an_earlier_kill_took_along_is_prepared_alone_and_may_be_killed_again(
+    export: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker of the first study is killed; the other studies, and a second attempt, are not harmed."""
+    studies = [row["study"] for row in prepare(export, tmp_path / "c").rows]
+    for study in studies[:2]:  # as a kill in the middle of both leaves them
+        part = tmp_path / "c" / f".part-{study[:4]}"
+        part.mkdir()
+        (tmp_path / "c" / study).rename(part / study)
+        (part / study / "study.json").unlink()
+    before, killed = processes_below(os.getpid()), []
+
+    def system() -> None:
+        """Kill the worker as soon as it has begun the first study."""
+        end = time.monotonic() + 120
+        while not killed and time.monotonic() < end:
+            time.sleep(0.001)
+            if list((tmp_path / "c").glob(f".part-*/{studies[0]}")):
+                for pid in processes_below(os.getpid()) - before:
+                    if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        os.kill(pid, signal.SIGKILL)
+                        killed.append(pid)
+
+    thread = threading.Thread(target=system)
+    original = mri_alm.workers.sweep
+
+    def swept(folder: Path) -> None:
+        """The traces are gone: what the thread sees from now on is the worker's."""
+        original(folder)
+        if thread.ident is None:
+            thread.start()
+
+    monkeypatch.setattr(mri_alm.workers, "sweep", swept)
+    outcome = prepare(export, tmp_path / "c", resume=True)
+    thread.join()
+    assert len(killed) == 1
+    assert "2 studies were in work when an earlier run was killed" in caplog.text
+    assert outcome.kept == 1
+    assert [row["error_code"] for row in outcome.rows] == ["killed", "", ""]
+    assert "most likely for want of memory" in outcome.rows[0]["error_text"]
+    assert not list((tmp_path / "c").glob(".part-*"))
+    assert prepare(export, tmp_path / "c", resume=True).failed == 0
