@@ -121,7 +121,9 @@ class Checkout:
                 path = self.root / block.title
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(block.text)
-            elif block.language in ("bash", "python") and "not run" not in block.notes and block.script not in self.done:
+            elif (
+                block.language in ("bash", "python") and "not run" not in block.notes and block.script not in self.done
+            ):
                 script = block.script
                 self.done.add(script)
                 if block.language == "python":

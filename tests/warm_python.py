@@ -1,8 +1,8 @@
 """A `python` that has MONAI imported already, for the commands of the documentation.
 
-A fresh interpreter imports for ten seconds and more, and the pages show dozens of commands. So a server imports once and
-forks a child per command, which takes over the caller's arguments, folder, environment and standard streams, and ends as
-an interpreter of its own would.
+A fresh interpreter imports for ten seconds and more, and the pages show dozens of commands. So a server imports once,
+and forks a child per command, which takes over the caller's arguments, folder, environment and standard streams, and
+ends as an interpreter of its own would.
 
     warm_python.py serve SOCKET            # until terminated
     warm_python.py ask SOCKET ARGUMENTS    # what the stand-in for `python` calls
