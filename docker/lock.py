@@ -3,7 +3,8 @@
     .venv/bin/python docker/lock.py requirements-lock.txt
 
 PyTorch and what only its CUDA builds need are left out: they differ by machine (docs/decisions/0042-hashes.md). The
-hashes are those of the files that pip chooses on this machine, so run it where the lock is used: Linux x86-64, Python 3.11.
+hashes are those of the files that pip chooses on this machine, so run it where the lock is used: Linux x86-64 with
+Python 3.11.
 """
 
 import json
@@ -14,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LEFT_OUT = re.compile(r"mri-alm|torch|triton|(nvidia|cuda)-.*")
-HEAD = f"# Written by docker/lock.py (make lock) on Python {sys.version_info[0]}.{sys.version_info[1]}. Not to be edited by hand.\n"
+HEAD = "# Written by docker/lock.py (make lock) for Linux x86-64 with Python 3.11. Not to be edited by hand.\n"
 
 
 def canonical(name: str) -> str:

@@ -6,6 +6,8 @@ What a page cannot say to its reader stands in an HTML comment in front of the b
     <!-- run with: NAME=VALUE --option 1 -->  put VALUE for the placeholder NAME, and add options to the last command
     <!-- run first: COMMANDS -->            shell commands that make what the block expects
 
+A block that reads, placeholders filled, like one that has run before is not run again.
+
 A block with a title, ```python title="../my_lab/loss.py", is a file that the page asks the reader to write.
 """
 
