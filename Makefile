@@ -26,7 +26,7 @@ lint: environment
 	$(BIN)/hadolint docker/Dockerfile
 
 docs: environment
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@if grep -rnoE '(src|href)="(https?:)?//[^"]*\.(js|css|woff2?|png|svg)"' build/site --include='*.html'; then \
 		echo "error: these pages load something from elsewhere" >&2; exit 1; fi
 
