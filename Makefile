@@ -1,14 +1,14 @@
 # make demo: from a bare checkout with Python 3.10 or newer to a trained, thresholded, scored ensemble.
-# make test, make lint: what .ci/run calls.
+# make test, make lint, make docs: what .ci/run calls. make sbom: bill of materials; make audit: known vulnerabilities.
+# make lock: renew requirements-lock.txt after a change of constraints.txt or of a dependency.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 # Written last, so an installation that was cut short is done again; newer than what it was made from, so done only then.
 INSTALLED := $(VENV)/.installed
-PIP_OUTPUT := $(if $(CI),-qq --progress-bar off)
 
-.PHONY: demo test lint environment
+.PHONY: demo test lint docs sbom audit lock environment
 
 demo: environment
 	$(BIN)/python -m monai.bundle run --config_file configs/prostate_alm.json --run_dir runs/demo --max_epochs 7 --phantom_train 108 --phantom_test 54
@@ -25,14 +25,28 @@ lint: environment
 	$(BIN)/mypy
 	$(BIN)/hadolint docker/Dockerfile
 
+docs: environment
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@if grep -rnoE '(src|href)="(https?:)?//[^"]*\.(js|css|woff2?|png|svg)"' build/site --include='*.html'; then \
+		echo "error: these pages load something from elsewhere" >&2; exit 1; fi
+
+sbom: environment
+	mkdir -p build
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible -o build/sbom.json $(BIN)/python
+
+audit: environment
+	$(BIN)/pip-audit --disable-pip --no-deps -r requirements-lock.txt
+
+lock: environment
+	$(BIN)/python docker/lock.py requirements-lock.txt
+
 environment: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt requirements-lock.txt docker/install.sh
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
 		echo "error: $(PYTHON) is not Python 3.10 or newer. Name one that is: make PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo "error: $(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv" >&2; \
 		exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_OUTPUT) -c constraints.txt -e '.[dicom-compressed,sr,sweep,test,lint]'
+	PYTHON=$(PYTHON) docker/install.sh $(VENV)
 	@touch $@

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Install mri-alm and everything it is tested with into a virtual environment: `make environment`, CI and the image.
+#
+#     docker/install.sh FOLDER
+#
+# On Linux x86-64 with Python 3.11 every package but PyTorch is installed by hash (requirements-lock.txt), elsewhere by
+# version (constraints.txt). PyTorch differs by machine: TORCH=cpu takes its CPU wheel, by hash, from a folder or index
+# that pip knows (PIP_FIND_LINKS); without, pip takes what it finds first, by version (docs/decisions/0042-hashes.md).
+# PYTHON names the interpreter.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+folder=${1:?usage: docker/install.sh FOLDER}
+"${PYTHON:-python3}" -m venv "$folder"
+pip() {
+    "$folder/bin/python" -m pip --disable-pip-version-check "$@"
+}
+options=()
+if [ -n "${CI:-}" ]; then options=(-qq --progress-bar off); fi
+
+machine=$("$folder/bin/python" -c 'import platform as p; print(p.system(), p.machine(), *p.python_version_tuple()[:2])')
+if [ "$machine" = "Linux x86_64 3 11" ]; then
+    pip install "${options[@]}" --require-hashes --no-deps -r requirements-lock.txt
+    if [ "${TORCH:-}" = cpu ]; then
+        pip install "${options[@]}" --require-hashes --no-deps -r docker/torch-cpu.txt
+    else
+        pip install "${options[@]}" -c constraints.txt torch
+    fi
+    pip install "${options[@]}" --no-deps --no-build-isolation -e .
+else
+    echo "No hashes for $machine: installing by version." >&2
+    pip install "${options[@]}" -c constraints.txt -e '.[dev]'
+fi
+pip check

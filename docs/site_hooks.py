@@ -1,0 +1,104 @@
+"""What the site has beyond docs/: pages that lie elsewhere in the repository, a reference page per module, links.
+
+MkDocs loads this file for its hooks, and griffe, which reads the docstrings, for `PlainRoles`.
+"""
+
+import ast
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+import griffe
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+ELSEWHERE = ("*.md", "cohorts/**/*.md", "docker/*.md", "benchmarks/*.md")
+
+
+def on_files(files: Files, *, config: MkDocsConfig) -> Files:
+    """Add the pages that are not in docs/."""
+    for pattern in ELSEWHERE:
+        for path in sorted(ROOT.glob(pattern)):
+            name = _site_name(path.relative_to(ROOT).as_posix())
+            files.append(File.generated(config, name, abs_src_path=str(path)))
+    modules = {f"mri_alm.{path.stem}": path for path in sorted((ROOT / "mri_alm").glob("[a-z]*.py"))}
+    for module in modules:
+        files.append(File.generated(config, f"reference/{module}.md", content=f"# {module}\n\n::: {module}\n"))
+    files.append(File.generated(config, "reference/index.md", content=_reference(modules)))
+    files.append(File.generated(config, "decisions/index.md", content=_decisions()))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Any, files: Files, **_: Any) -> str:
+    """Let links and names in backticks that are meant from the repository's root lead to their page."""
+    here = posixpath.dirname(page.file.src_uri)
+
+    def page_of(name: str) -> Any:
+        return files.get_file_from_path(_site_name(name))
+
+    def from_here(name: str) -> str:
+        return posixpath.relpath(_site_name(name), here or ".")
+
+    def link(match: re.Match[str]) -> str:
+        name = posixpath.normpath(posixpath.join("docs", here, match[1]))
+        inside = posixpath.normpath(posixpath.join(here, match[1]))
+        for candidate in (name.removeprefix("docs/"), inside.removeprefix("docs/"), name.removeprefix("../")):
+            if page_of(candidate):
+                return f"]({from_here(candidate)}{match[2] or ''})"
+        return match[0]
+
+    def name(match: re.Match[str]) -> str:
+        target = match[1].removeprefix("docs/")
+        found = target if page_of(target) else f"{target.rstrip('/')}/index.md"
+        known = page_of(found) and _site_name(found) != page.file.src_uri
+        return f"[`{match[1]}`]({from_here(found)})" if known else match[0]
+
+    markdown = re.sub(r"\]\(((?!https?:)[^)#\s]+\.md)(#[^)\s]*)?\)", link, markdown)
+    return re.sub(r"(?<!\[)`((?:docs/|cohorts/|docker/|benchmarks/)[\w/.-]*(?:\.md|/)|[A-Z]+\.md)`", name, markdown)
+
+
+def _site_name(name: str) -> str:
+    """A page's name on the site: MkDocs would take the README for the front page, which is docs/index.md."""
+    return "overview.md" if name == "README.md" else name
+
+
+def _reference(modules: dict[str, Path]) -> str:
+    rows = []
+    for module, path in modules.items():
+        docstring = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+        rows.append(
+            f"| [`{module}`]({module}.md) | {PlainRoles.plain(' '.join(docstring.partition('.')[0].split()))}. |"
+        )
+    return (
+        "# Reference\n\nOf every public class and function, from the docstrings. In a loop of your own you need "
+        "[`mri_alm.alm`](mri_alm.alm.md) and [`mri_alm.ranking`](mri_alm.ranking.md); programs are described by their "
+        "`--help`.\n\n| module | what it is for |\n|---|---|\n" + "\n".join(rows) + "\n"
+    )
+
+
+def _decisions() -> str:
+    titles = [
+        (path.name, path.read_text("utf-8").partition("\n")[0].lstrip("# "))
+        for path in sorted((ROOT / "docs" / "decisions").glob("0*.md"))
+    ]
+    return "# Decisions\n\nHalf a page each: question, choice, why, what would change our mind.\n\n" + "".join(
+        f"- [{title}]({name})\n" for name, title in titles
+    )
+
+
+class PlainRoles(griffe.Extension):
+    """Docstrings use Sphinx's roles (``:func:`name```), ``::`` and ``.. math::`` here and there; Markdown has none."""
+
+    @staticmethod
+    def plain(text: str) -> str:
+        """The text with code in place of roles and formulas."""
+        text = re.sub(r":(?:func|class|meth|mod|data|attr|exc|math):`~?([^`]+)`", r"`\1`", text)
+        text = re.sub(r"^( *)\.\. math::\s+(.*)$", r"\1`\2`", text, flags=re.MULTILINE)
+        return re.sub(r"::$", ":", text, flags=re.MULTILINE)
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Rewrite an object's docstring before it is parsed."""
+        if obj.docstring:
+            obj.docstring.value = self.plain(obj.docstring.value)
