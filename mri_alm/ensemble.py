@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from mri_alm.errors import InputError, StudyError, find_cause
 from mri_alm.files import load_tensors, sha256
+from mri_alm.inspection import inspect_config, refuse
 from mri_alm.operating_point import OperatingPoint
 from mri_alm.processes import rank
 
@@ -47,13 +48,16 @@ class TrainedRun:
     """A finished run folder: the ensemble, the preprocessing it was trained with, and its operating point.
 
     Args:
-        folder: ``runs/<name>`` as written by ``configs/prostate_alm.json``.
+        folder: ``runs/<name>`` as written by ``configs/prostate_alm.json``, or what `pipelines/export_bundle.py` made
+            of it.
+        trust: False refuses a config that would run anything outside the allow-list of :mod:`mri_alm.allowed_names`.
 
     Raises:
-        InputError: If the run is not finished, or a checkpoint is not the one the threshold was set for.
+        InputError: If the run is not finished, its config is refused, or a checkpoint is not the one the threshold was
+            set for.
     """
 
-    def __init__(self, folder: Path | str) -> None:
+    def __init__(self, folder: Path | str, *, trust: bool = False) -> None:
         self.folder = Path(folder)
         for name in ("config.json", "threshold.json"):
             if not (self.folder / name).is_file():
@@ -63,6 +67,9 @@ class TrainedRun:
         threshold = json.loads((self.folder / "threshold.json").read_text())
         self.checkpoints: dict[str, str] = threshold.pop("checkpoints")
         self.point = OperatingPoint.from_json(threshold)
+        if not trust:
+            path = self.folder / "config.json"
+            refuse(inspect_config(self.config, str(path)), path)
         self.parser = ConfigParser(deepcopy(self.config))
 
     def network(self) -> nn.Module:

@@ -22,6 +22,7 @@ CONFIGS = sorted((ROOT / "configs").rglob("*.json"))
 
 # A module, and all it imports from the package. ``__init__`` may import any module, and no module imports the package.
 EDGES = {
+    "allowed_names": set(),
     "alm": {"errors", "processes", "ranking", "schedule", "scores"},
     "batches": {"errors", "processes"},
     "bundle": {"errors", "files", "processes", "schedule"},
@@ -36,11 +37,12 @@ EDGES = {
     "dicom_file": set(),
     "diffusion": {"errors"},
     "engine": {"alm", "batches", "errors", "files", "metrics", "processes"},
-    "ensemble": {"errors", "files", "operating_point", "processes"},
+    "ensemble": {"errors", "files", "inspection", "operating_point", "processes"},
     "errors": set(),
     "explain": {"files"},
     "files": {"errors"},
     "images": {"content", "dicom", "diffusion", "errors", "image_file", "registration"},
+    "inspection": {"allowed_names", "errors"},
     "labels": {"cohort", "cohort_rules", "errors", "sources"},
     "layouts": {"cohort_rules", "dicom", "errors", "labels", "named_files", "sources"},
     "evaluation": {"calibration", "errors", "evaluation_data", "metrics", "statistics", "summary", "threshold"},
