@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         schedule,
         scoring,
         transforms,
+        zoo,
     )
     from mri_alm.alm import AugmentedLagrangian
     from mri_alm.constraint import ranking_violation
@@ -55,6 +56,7 @@ __all__ = [
     "schedule",
     "scoring",
     "transforms",
+    "zoo",
 ]
 _NAMES = {
     "AugmentedLagrangian": "alm",

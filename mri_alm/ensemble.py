@@ -15,6 +15,8 @@ from monai.bundle import ConfigParser
 from monai.engines import SupervisedEvaluator
 from monai.transforms import Compose
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load
 from scipy.special import expit
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -66,6 +68,8 @@ class TrainedRun:
         self.settings, self.config = record["settings"], record["config"]
         threshold = json.loads((self.folder / "threshold.json").read_text())
         self.checkpoints: dict[str, str] = threshold.pop("checkpoints")
+        if wrong := [name for name in self.checkpoints if Path(name).name != name]:
+            raise InputError(f"{self.folder / 'threshold.json'} names a checkpoint outside the folder: {wrong[0]}.")
         self.point = OperatingPoint.from_json(threshold)
         if not trust:
             path = self.folder / "config.json"
@@ -81,7 +85,8 @@ class TrainedRun:
         """The members with their best weights, in evaluation mode; every checkpoint is checked against its digest."""
         members = []
         for name, digest in self.checkpoints.items():
-            path = self.folder / name / "model.pt"
+            path = self.folder / "models" / f"{name}.safetensors"  # of an exported bundle
+            path = path if path.is_file() else self.folder / name / "model.pt"
             if not path.is_file() or sha256(path) != digest:
                 raise InputError(
                     f"{path} is not the checkpoint that the threshold was set for. Restore it, or run training again."
@@ -95,19 +100,26 @@ class TrainedRun:
 
 
 def load_member(network: nn.Module, path: Path) -> nn.Module:
-    """A copy of ``network`` with the weights of a ``model.pt``.
+    """A copy of ``network`` with the weights of a ``model.pt`` or a ``.safetensors`` file.
 
     Raises:
         InputError: If the file cannot be read or its weights are those of another network.
     """
     network = deepcopy(network)
     try:
-        network.load_state_dict(load_tensors(path)["model"])
+        network.load_state_dict(_safetensors(path) if path.suffix == ".safetensors" else load_tensors(path)["model"])
     except (KeyError, RuntimeError) as error:
         raise InputError(
             f"{path} holds the weights of another network than the run's config describes. Restore the file."
         ) from error
     return network
+
+
+def _safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load(path.read_bytes())
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{path} cannot be read as safetensors ({type(error).__name__}). Restore it.") from error
 
 
 def collect(evaluator: SupervisedEvaluator) -> tuple[list[str], NDArray[np.float64]]:

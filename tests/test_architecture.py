@@ -27,7 +27,8 @@ EDGES = {
     "batches": {"errors", "processes"},
     "bundle": {"errors", "files", "processes", "schedule"},
     "calibration": {"errors", "metrics"},
-    "cohort": {"errors", "files"},
+    "cells": set(),
+    "cohort": {"errors", "files", "places"},
     "cohort_check": {"prepared_cohort"},
     "cohort_rules": {"errors", "series"},
     "cohort_text": {"errors", "files", "labels", "prepared_cohort", "selection", "series"},
@@ -40,7 +41,7 @@ EDGES = {
     "ensemble": {"errors", "files", "inspection", "operating_point", "processes"},
     "errors": set(),
     "explain": {"files"},
-    "files": {"errors"},
+    "files": {"cells", "errors"},
     "images": {"content", "dicom", "diffusion", "errors", "image_file", "registration"},
     "inspection": {"allowed_names", "errors"},
     "labels": {"cohort", "cohort_rules", "errors", "sources"},
@@ -90,6 +91,7 @@ EDGES = {
         "phantom_io",
         "registration",
     },
+    "places": set(),
     "processes": {"errors"},
     "ranking": {"constraint", "errors", "scores"},
     "preparation": {
@@ -147,6 +149,7 @@ EDGES = {
     "transforms": {"images"},
     "trade_off": {"evaluation", "metrics", "statistics", "threshold"},
     "volume": {"dicom_file", "errors", "series"},
+    "zoo": {"ensemble", "errors", "explain", "files"},
 }
 
 # What a module must not know: losses and the constraint work without MONAI, figures of merit without torch too.
