@@ -3,23 +3,24 @@
 import re
 from typing import Any
 
-_START = re.compile(r"^\s*[=+\-@]|^[\t\r\n]")
-_ESCAPED = re.compile(r"^'(?=\s*[=+\-@]|[\t\r\n])")
+_FORMULA = re.compile(r"'*(?:\s*[=+\-@]|[\t\n])")  # apostrophes count, or one that was there could not be told
 
 
 def neutral(value: Any) -> Any:
     """A text with an apostrophe before what a spreadsheet would run as a formula; numbers and the rest as they are.
 
-    A text of numbers alone, such as a point in millimetres, is no formula and stays too.
+    A text of numbers alone, such as a point in millimetres, is no formula and stays too. Carriage returns, which Python
+    writes without quotes, become line feeds.
     """
-    if not isinstance(value, str) or not _START.match(value) or _numbers(value):
+    if not isinstance(value, str):
         return value
-    return f"'{value}"
+    text = value.replace("\r\n", "\n").replace("\r", "\n")
+    return f"'{text}" if _FORMULA.match(text) and not _numbers(text) else text
 
 
 def plain(cell: str) -> str:
     """The inverse of :func:`neutral`, for a cell read back."""
-    return _ESCAPED.sub("", cell, count=1)
+    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
 
 
 def _numbers(text: str) -> bool:

@@ -136,13 +136,15 @@ def _study(index: int, row: dict[str, str], folder: Path, *, labelled: bool, out
         lacking = "T2 image" if "t2" not in images else "diffusion series"
         column = "t2" if "t2" not in images else "dwi, or adc and hbv"
         problems.append(f"has no {lacking}. Add its path in column {column}, or list the study under exclude.")
-    problems += [text for column, path in images.items() if (text := wrong_path(column, path, folder, outside=outside))]
+    wrong = {column: wrong_path(column, path, folder, outside=outside) for column, path in images.items()}
+    problems += filter(None, wrong.values())
     centre = row.get("crop_center_mm", "")
     if centre and not _is_point(centre):
         problems.append("has a crop_center_mm that is not three numbers. Write x y z in LPS millimetres, or nothing.")
     patient = row.get("patient") or row["study"]
     known = int(label) if label in ("0", "1") else None
-    return Study(index, row["study"], patient, known, split, images, centre), problems
+    found = {column: path for column, path in images.items() if not wrong[column]}
+    return Study(index, row["study"], patient, known, split, found, centre), problems
 
 
 def _is_point(text: str) -> bool:

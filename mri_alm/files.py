@@ -62,7 +62,9 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, An
 def read_csv(path: Path) -> list[dict[str, str]]:
     """Rows of a CSV that :func:`write_csv` wrote."""
     with path.open(newline="", encoding="utf-8") as file:
-        return [{column: plain(cell) for column, cell in row.items()} for row in csv.DictReader(file)]
+        return [
+            {key: plain(cell) for key, cell in row.items() if isinstance(cell, str)} for row in csv.DictReader(file)
+        ]
 
 
 def read_table(path: Path, required: Collection[str]) -> list[dict[str, str]]:

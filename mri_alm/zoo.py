@@ -19,7 +19,7 @@ from mri_alm.errors import InputError
 from mri_alm.explain import MeanLogit
 from mri_alm.files import save_tensors, sha256, write_bytes, write_json
 
-_NEUTRAL = {
+_NEUTRAL: dict[str, Any] = {
     "cohort": None,
     "exclude": [],
     "run_dir": ".",

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mri_alm.ensemble import TrainedRun
 from mri_alm.errors import InputError
+from mri_alm.files import sha256
 from mri_alm.inspection import inspect_bundle
 from mri_alm.scoring import operating_point
 
@@ -124,14 +125,16 @@ def test_the_metadata_is_verified_by_monai(bundle: Path, tmp_path: Path) -> None
     pytest.importorskip("jsonschema", reason="verify_metadata needs jsonschema: pip install -e '.[export]'")
     (tmp_path / "schema.json").write_text(json.dumps(SCHEMA))
     meta = bundle / "configs" / "metadata.json"
-    verify_metadata(meta_file=str(meta), filepath=str(tmp_path / "schema.json"))
+    local = {"filepath": str(tmp_path / "schema.json"), "hash_type": "sha256"}
+    local["hash_val"] = sha256(tmp_path / "schema.json")
+    verify_metadata(meta_file=str(meta), **local)
     found = json.loads(meta.read_text())
     assert found["network_data_format"]["inputs"]["image"]["spatial_shape"] == [8, 8, 8]
     assert 0 <= found["eval_metrics"]["test_auc"] <= 1
     del found["task"]
     (tmp_path / "wrong.json").write_text(json.dumps(found))
     with pytest.raises(ValueError, match="'task' is a required property"):
-        verify_metadata(meta_file=str(tmp_path / "wrong.json"), filepath=str(tmp_path / "schema.json"))
+        verify_metadata(meta_file=str(tmp_path / "wrong.json"), **local)
 
 
 def test_network_takes_and_gives_what_the_metadata_says(bundle: Path) -> None:
@@ -235,9 +238,7 @@ def test_a_damaged_or_exchanged_member_is_refused(bundle: Path, tmp_path: Path, 
         TrainedRun(copy).ensemble()
     if damage == "changed":
         return
-    from mri_alm.files import sha256  # the attacker knows how to compute it, too
-
-    digests["checkpoints"]["split_0"] = sha256(path)
+    digests["checkpoints"]["split_0"] = sha256(path)  # the attacker knows how to compute it, too
     (copy / "threshold.json").write_text(json.dumps(digests))
     message = "weights of another network" if damage == "other network" else "cannot be read as safetensors"
     with pytest.raises(InputError, match=message):
