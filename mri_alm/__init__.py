@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         scoring,
         tasks,
         transforms,
+        zoo,
     )
     from mri_alm.alm import AugmentedLagrangian
     from mri_alm.constraint import ranking_violation
@@ -67,6 +68,7 @@ __all__ = [
     "scoring",
     "tasks",
     "transforms",
+    "zoo",
 ]
 _NAMES = {
     "AugmentedLagrangian": "alm",

@@ -29,7 +29,7 @@ from mri_alm.schedule import preset
 logger = logging.getLogger("mri_alm")
 
 FREE = (  # may change between two starts of one run; the last five are what configs/multi_gpu.json sets
-    "splits", "split", "max_fn", "fpr_rule", "threads", "run_dir", "cache_dir",
+    "outside", "splits", "split", "max_fn", "fpr_rule", "threads", "run_dir", "cache_dir",
     "backend", "workers", "address", "gpus_per_task", "tracking", "tracking_uri",
     "device", "local_rank", "replica", "initialize", "finalize",
 )  # fmt: skip

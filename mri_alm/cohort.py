@@ -13,6 +13,7 @@ import numpy as np
 
 from mri_alm.errors import InputError
 from mri_alm.files import read_table
+from mri_alm.places import is_file_name, wrong_path
 
 logger = logging.getLogger("mri_alm")
 
@@ -59,7 +60,9 @@ class Study:
         )
 
 
-def read_manifest(path: Path | str, *, exclude: Iterable[str] | str = (), labelled: bool = True) -> list[Study]:
+def read_manifest(
+    path: Path | str, *, exclude: Iterable[str] | str = (), labelled: bool = True, outside: bool = False
+) -> list[Study]:
     """Read and check a manifest; every problem of every row is reported at once.
 
     Args:
@@ -70,6 +73,8 @@ def read_manifest(path: Path | str, *, exclude: Iterable[str] | str = (), labell
             ``status`` (see :mod:`mri_alm.preparation`) is failed, or that it left without a label, are skipped.
         exclude: Names of studies to leave out. The others keep their index.
         labelled: False for exams to be scored: label, patient and split may be missing.
+        outside: Whether images may lie outside the manifest's folder. Otherwise ``..``, absolute paths and links that
+            lead out of it are refused: whoever sends a cohort does not choose which files of this machine are read.
 
     Returns:
         The studies in row order.
@@ -88,7 +93,7 @@ def read_manifest(path: Path | str, *, exclude: Iterable[str] | str = (), labell
     studies = []
     for index, row in enumerate(rows):
         if row["study"] not in excluded | skipped:
-            study = _study(index, row, path.parent, labelled=labelled)
+            study = _study(index, row, path.parent, labelled=labelled, outside=outside)
             problems += [
                 f"{path}: row {index + 2} (study {row['study'] or 'without name'}) {text}" for text in study[1]
             ]
@@ -111,7 +116,7 @@ def _skipped(path: Path, rows: list[dict[str, str]], *, labelled: bool) -> set[s
     return failed | unlabelled
 
 
-def _study(index: int, row: dict[str, str], folder: Path, *, labelled: bool) -> tuple[Study, list[str]]:
+def _study(index: int, row: dict[str, str], folder: Path, *, labelled: bool, outside: bool) -> tuple[Study, list[str]]:
     """One row as a study, and what is wrong with it."""
     problems = []
     label, split = row.get("label", ""), row.get("split", "")
@@ -119,8 +124,11 @@ def _study(index: int, row: dict[str, str], folder: Path, *, labelled: bool) -> 
         problems.append(f'has label "{label}". Write 1 (DCE needed) or 0 (not needed).')
     if labelled and split not in ("train", "test"):
         problems.append(f'has split "{split}". Write train or test.')
-    if not row["study"] or set(row["study"]) & set("/\\"):  # it becomes a file's name
-        problems.append("has no usable name in column study: give one without slashes, not identifying the patient.")
+    if not is_file_name(row["study"]):
+        problems.append(
+            "has no usable name in column study: give one of at most 100 characters without slashes, not identifying "
+            "the patient."
+        )
     if labelled and not row["patient"]:
         problems.append("has an empty column patient. Repeat the study's name where a patient has one exam.")
     images = {column: folder / row[column] for column in IMAGES if row.get(column)}
@@ -128,17 +136,15 @@ def _study(index: int, row: dict[str, str], folder: Path, *, labelled: bool) -> 
         lacking = "T2 image" if "t2" not in images else "diffusion series"
         column = "t2" if "t2" not in images else "dwi, or adc and hbv"
         problems.append(f"has no {lacking}. Add its path in column {column}, or list the study under exclude.")
-    problems += [
-        f"names {path} in column {column}, which does not exist. Correct the path, or list the study under exclude."
-        for column, path in images.items()
-        if not path.exists()
-    ]
+    wrong = {column: wrong_path(column, path, folder, outside=outside) for column, path in images.items()}
+    problems += filter(None, wrong.values())
     centre = row.get("crop_center_mm", "")
     if centre and not _is_point(centre):
         problems.append("has a crop_center_mm that is not three numbers. Write x y z in LPS millimetres, or nothing.")
     patient = row.get("patient") or row["study"]
     known = int(label) if label in ("0", "1") else None
-    return Study(index, row["study"], patient, known, split, images, centre), problems
+    found = {column: path for column, path in images.items() if not wrong[column]}
+    return Study(index, row["study"], patient, known, split, found, centre), problems
 
 
 def _is_point(text: str) -> bool:
@@ -181,6 +187,7 @@ class Cohort:
         splits: Number of splits.
         validation: Share of the training patients that each split holds out.
         seed: Seed of the splits.
+        outside: See :func:`read_manifest`.
 
     Raises:
         InputError: See :func:`read_manifest` and :func:`stratified_splits`; or the test studies are all of one class.
@@ -194,9 +201,10 @@ class Cohort:
         splits: int = 10,
         validation: float = 0.2,
         seed: int = 0,
+        outside: bool = False,
     ) -> None:
         self.manifest = Path(manifest).resolve()
-        self.studies = read_manifest(self.manifest, exclude=exclude)
+        self.studies = read_manifest(self.manifest, exclude=exclude, outside=outside)
         self.test = [study for study in self.studies if study.split == "test"]
         self.train = [study for study in self.studies if study.split == "train"]
         if len({study.label for study in self.test}) == 1:

@@ -41,7 +41,7 @@ def read_dicom(path: Path, **options: Any) -> FileDataset:
         options: As for :func:`pydicom.dcmread`.
     """
     small = path.stat().st_size <= SMALL
-    with io.BytesIO(path.read_bytes()) if small else _Bounded(io.FileIO(path)) as stream:
+    with _Small(path.read_bytes()) if small else _Bounded(io.FileIO(path)) as stream:
         return pydicom.dcmread(stream, force=True, **options)
 
 
@@ -55,6 +55,16 @@ def silence_readers() -> None:
     sitk.ProcessObject.GlobalWarningDisplayOff()
 
 
+class _Small(io.BytesIO):
+    """A file in memory that is not read without a limit: pydicom does so before it inflates a deflated data set, whole.
+
+    A file of four megabytes could hold four gigabytes. No MR scanner is known to write that transfer syntax.
+    """
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return super().read(_limited(size))
+
+
 class _Bounded(io.BufferedReader):
     """A file that is never asked for more than it holds: Python allocates what it is asked for, be it gigabytes."""
 
@@ -63,5 +73,10 @@ class _Bounded(io.BufferedReader):
         self._length = os.fstat(raw.fileno()).st_size
 
     def read(self, size: int | None = -1, /) -> bytes:
-        left = max(self._length - self.tell(), 0)
-        return super().read(left if size is None or size < 0 else min(size, left))
+        return super().read(min(_limited(size), max(self._length - self.tell(), 0)))
+
+
+def _limited(size: int | None) -> int:
+    if size is None or size < 0:
+        raise NotImplementedError("deflated data set")
+    return size

@@ -14,12 +14,15 @@ from monai.bundle import ConfigParser
 from monai.engines import SupervisedEvaluator
 from monai.transforms import Compose
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load
 from scipy.special import expit
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from mri_alm.errors import InputError, StudyError, find_cause, memory_ran_out
 from mri_alm.files import load_tensors, read_json, sha256
+from mri_alm.inspection import inspect_config, refuse
 from mri_alm.operating_point import OperatingPoint
 from mri_alm.processes import rank
 
@@ -46,13 +49,16 @@ class TrainedRun:
     """A finished run folder: the ensemble, the preprocessing it was trained with, and its operating point.
 
     Args:
-        folder: ``runs/<name>`` as written by ``configs/prostate_alm.json``.
+        folder: ``runs/<name>`` as written by ``configs/prostate_alm.json``, or what `pipelines/export_bundle.py` made
+            of it.
+        trust: False refuses a config that would run anything outside the allow-list of :mod:`mri_alm.allowed_names`.
 
     Raises:
-        InputError: If the run is not finished, or a checkpoint is not the one the threshold was set for.
+        InputError: If the run is not finished, its config is refused, or a checkpoint is not the one the threshold was
+            set for.
     """
 
-    def __init__(self, folder: Path | str) -> None:
+    def __init__(self, folder: Path | str, *, trust: bool = False) -> None:
         self.folder = Path(folder)
         for name in ("config.json", "threshold.json"):
             if not (self.folder / name).is_file():
@@ -61,7 +67,12 @@ class TrainedRun:
         self.settings, self.config = record["settings"], record["config"]
         threshold = read_json(self.folder / "threshold.json")
         self.checkpoints: dict[str, str] = threshold.pop("checkpoints")
+        if wrong := [name for name in self.checkpoints if Path(name).name != name]:
+            raise InputError(f"{self.folder / 'threshold.json'} names a checkpoint outside the folder: {wrong[0]}.")
         self.point = OperatingPoint.from_json(threshold)
+        if not trust:
+            path = self.folder / "config.json"
+            refuse(inspect_config(self.config, str(path)), path)
         self.parser = ConfigParser(deepcopy(self.config))
 
     def network(self) -> nn.Module:
@@ -73,7 +84,8 @@ class TrainedRun:
         """The members with their best weights, in evaluation mode; every checkpoint is checked against its digest."""
         members = []
         for name, digest in self.checkpoints.items():
-            path = self.folder / name / "model.pt"
+            path = self.folder / "models" / f"{name}.safetensors"  # of an exported bundle
+            path = path if path.is_file() else self.folder / name / "model.pt"
             if not path.is_file() or sha256(path) != digest:
                 raise InputError(
                     f"{path} is not the checkpoint that the threshold was set for: its SHA-256 differs, so it is "
@@ -88,19 +100,26 @@ class TrainedRun:
 
 
 def load_member(network: nn.Module, path: Path) -> nn.Module:
-    """A copy of ``network`` with the weights of a ``model.pt``.
+    """A copy of ``network`` with the weights of a ``model.pt`` or a ``.safetensors`` file.
 
     Raises:
         InputError: If the file cannot be read or its weights are those of another network.
     """
     network = deepcopy(network)
     try:
-        network.load_state_dict(load_tensors(path)["model"])
+        network.load_state_dict(_safetensors(path) if path.suffix == ".safetensors" else load_tensors(path)["model"])
     except (KeyError, RuntimeError) as error:
         raise InputError(
             f"{path} holds the weights of another network than the run's config describes. Restore the file."
         ) from error
     return network
+
+
+def _safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load(path.read_bytes())
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{path} cannot be read as safetensors ({type(error).__name__}). Restore it.") from error
 
 
 def collect(evaluator: SupervisedEvaluator) -> tuple[list[str], NDArray[np.float64]]:

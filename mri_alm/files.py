@@ -16,6 +16,7 @@ from typing import Any
 import SimpleITK as sitk  # noqa: N813
 
 from mri_alm.atomic import complete, told
+from mri_alm.cells import neutral, plain
 from mri_alm.errors import InputError
 from mri_alm.locks import only_user
 
@@ -43,11 +44,14 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a CSV file with these columns, in this order; floats are written so that they read back equal."""
+    """Write a CSV file with these columns, in this order; floats are written so that they read back equal.
+
+    Texts that a spreadsheet would run as a formula get an apostrophe, see :mod:`mri_alm.cells`.
+    """
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({column: neutral(cell) for column, cell in row.items()} for row in rows)
     write_bytes(path, text.getvalue().encode())
 
 
@@ -70,7 +74,9 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_csv(path: Path) -> list[dict[str, str]]:
     """Rows of a CSV that :func:`write_csv` wrote."""
     with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+        return [
+            {key: plain(cell) for key, cell in row.items() if isinstance(cell, str)} for row in csv.DictReader(file)
+        ]
 
 
 def read_table(path: Path, required: Collection[str]) -> list[dict[str, str]]:
@@ -85,7 +91,7 @@ def read_table(path: Path, required: Collection[str]) -> list[dict[str, str]]:
     """
     try:
         reader = csv.DictReader(io.StringIO(path.read_text("utf-8-sig"), newline=""))
-        rows = [{key: (value or "").strip() for key, value in row.items() if key} for row in reader]
+        rows = [{key: plain((value or "").strip()) for key, value in row.items() if key} for row in reader]
     except OSError as error:
         raise InputError(
             f"{path}: cannot be read ({error.strerror}). Give the path of a CSV file with {', '.join(required)}."

@@ -1,6 +1,7 @@
 """One NIfTI, MHA or NRRD file -> a SimpleITK image, its header judged before a byte of it is allocated."""
 
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,13 @@ from mri_alm.volume import MAX_VOXELS, SPACING_MM
 MAX_SERIES_VOXELS = 4 * MAX_VOXELS  # all volumes of a 4D file
 DEFLATE_RATIO = 1100  # zlib never packs tighter than 1032 to 1
 DETACHED = (".mhd", ".nhdr", ".hdr")  # headers whose voxels are in another file
+FORMATS = {
+    **dict.fromkeys((".nii", ".gz", ".hdr", ".img"), "NiftiImageIO"),
+    **dict.fromkeys((".mha", ".mhd"), "MetaImageIO"),
+    **dict.fromkeys((".nrrd", ".nhdr"), "NrrdImageIO"),
+}  # no other format is tried, whatever a file's content says
+LONGEST_HEADER = 1 << 20  # bytes
+_ELSEWHERE = re.compile(rb"^[ \t]*(?:ElementDataFile[ \t]*=|data[ \t]?file[ \t]*:=?)[ \t]*(.*?)[ \t]*\r?$", re.I | re.M)
 BYTES = {
     sitk.sitkInt16: 2,
     sitk.sitkUInt16: 2,
@@ -29,16 +37,19 @@ def read_image(path: Path, name: str, *, mask: bool = False) -> sitk.Image:
     """A grey-scale image of three or four dimensions as float32, voxels that are not finite set to zero.
 
     Args:
-        path: File in any format that SimpleITK reads.
+        path: NIfTI, MHA or NRRD; voxels apart from their header lie beside it.
         name: The manifest's column, for messages; the path may name the patient.
         mask: A mask may have one value everywhere.
 
     Raises:
         StudyError: ``unreadable`` if it is no such image, its header claims more than the file can hold, or its
-            geometry is impossible; ``empty_volume`` if all voxels have one value.
+            geometry is impossible, or it takes its voxels from another folder; ``empty_volume`` if all voxels have one
+            value.
     """
     silence_readers()
+    _check_place(path, name)
     reader = sitk.ImageFileReader()
+    reader.SetImageIO(FORMATS.get(path.suffix.lower(), "NiftiImageIO"))
     reader.SetFileName(str(path))
     reader.SetOutputPixelType(sitk.sitkFloat32)
     try:
@@ -59,6 +70,26 @@ def read_image(path: Path, name: str, *, mask: bool = False) -> sitk.Image:
     clean = sitk.GetImageFromArray(np.where(finite, voxels, np.float32(0)), isVector=False)
     clean.CopyInformation(image)
     return clean
+
+
+def _check_place(path: Path, name: str) -> None:
+    """Refuse a header that takes its voxels from anywhere but a file beside it: it could name any file there is."""
+    files: list[str] = []
+    if path.suffix.lower() in (".hdr", ".img"):
+        files = [path.with_suffix(ending).name for ending in (".hdr", ".img")]
+    elif path.suffix.lower() in (".mha", ".mhd", ".nrrd", ".nhdr") and path.is_file():
+        with path.open("rb") as stream:
+            header = stream.read(LONGEST_HEADER)
+        if path.suffix.lower() in (".nrrd", ".nhdr"):
+            header = re.split(rb"\r?\n\r?\n", header, maxsplit=1)[0]
+        found = {match.decode("latin-1") for match in _ELSEWHERE.findall(header)}
+        needed = path.suffix.lower() in (".mha", ".mhd", ".nhdr") or len(header) == LONGEST_HEADER
+        files = sorted(found - {"LOCAL"}) if found or not needed else ["?"]
+    beside = (path.parent / file for file in files)
+    if not all(file.is_file() and file.resolve().parent == path.parent.resolve() for file in beside):
+        raise StudyError(
+            "unreadable", f"Column {name}: its voxels are not in one file beside its header. Export it again."
+        )
 
 
 def _check_claim(reader: sitk.ImageFileReader, path: Path, name: str) -> None:

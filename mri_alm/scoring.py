@@ -40,6 +40,7 @@ class NewStudies:
         preprocessing: From the training run.
         salt: Secret that study keys of DICOM exams are derived with.
         threads: Exams prepared at once.
+        outside: Whether a manifest may name files outside its folder.
 
     Attributes:
         names: All exams, in the order of their keys (DICOM) or rows (manifest); not of their folders or of threads.
@@ -51,12 +52,15 @@ class NewStudies:
         InputError: If there is nothing to score.
     """
 
-    def __init__(self, source: Path | str, preprocessing: Compose, *, salt: str, threads: int) -> None:
+    def __init__(
+        self, source: Path | str, preprocessing: Compose, *, salt: str, threads: int, outside: bool = False
+    ) -> None:
         source = Path(source)
         if source.is_dir():
             items, lost = _dicom_items(source, salt)
         elif source.suffix.lower() == ".csv":
-            items, lost = [study.item() for study in read_manifest(source, labelled=False)], {}
+            items = [study.item() for study in read_manifest(source, labelled=False, outside=outside)]
+            lost = {}
         else:
             raise InputError(
                 f"{source} is neither a folder nor a .csv manifest. Give a folder of DICOM studies, or a manifest."
@@ -89,13 +93,23 @@ def operating_point(
     if labels is None:
         raise InputError("--calibration needs --labels: a CSV with columns study and label of the same exams.")
     _refuse_another_model(Path(calibration), run)
-    trained = read_csv(run.folder / "splits.csv")
+    trained = _training_exams(run)
     rows = read_calibration(
         Path(calibration), Path(labels),
         trained_on={row["study"] for row in trained}, apart_from={row["patient"] for row in trained},
     )  # fmt: skip
     logger.info("Calibration: %s", certificate_in_words(int(rows[0].sum()), alpha, eps))
     return neyman_pearson_threshold(*rows, alpha, eps, source="calibration")
+
+
+def _training_exams(run: TrainedRun) -> list[dict[str, str]]:
+    """Exams the run was trained with; an exported bundle does not name them, and that is said."""
+    if (run.folder / "splits.csv").is_file():
+        return read_csv(run.folder / "splits.csv")
+    logger.warning(
+        "Calibration: %s does not name its training exams; that yours are others is yours to know.", run.folder
+    )
+    return []
 
 
 def _refuse_another_model(path: Path, run: TrainedRun) -> None:

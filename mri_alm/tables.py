@@ -13,7 +13,6 @@ _LATEX = str.maketrans({
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "\n": " ", "\r": " ",
 })  # fmt: skip
-_FORMULA = ("=", "+", "-", "@")
 
 
 @dataclass(frozen=True)
@@ -43,18 +42,15 @@ def write_table(folder: Path, table: Table) -> None:
     Raises:
         InputError: If the folder cannot be written.
     """
-    rows = [{key: neutral(value) for key, value in record.items()} for record in table.records]
+    rows = [{key: _line(value) for key, value in record.items()} for record in table.records]
     write_csv(folder / f"{table.name}.csv", table.columns, rows)
     write_json(folder / f"{table.name}.json", {"caption": table.caption, "rows": list(table.records)})
     write_bytes(folder / f"{table.name}.tex", latex(table).encode())
 
 
-def neutral(value: Any) -> Any:
-    """A text on one line, with an apostrophe before what a spreadsheet would run as a formula; the rest as it is."""
-    if not isinstance(value, str):
-        return value
-    line = re.sub(r"[\r\n\t\v\f]", " ", value)
-    return f"'{line}" if line.lstrip().startswith(_FORMULA) else line
+def _line(value: Any) -> Any:
+    """A text on one line; :func:`mri_alm.files.write_csv` keeps it from being a formula."""
+    return re.sub(r"[\r\n\t\v\f]", " ", value) if isinstance(value, str) else value
 
 
 def latex(table: Table) -> str:

@@ -43,10 +43,24 @@ def main() -> int:
     parser.add_argument("--eps", type=float, help="with --calibration: chance that it is larger (default 0.1)")
     parser.add_argument("--sr", action="store_true", help="also write a pseudonymous DICOM Structured Report per exam")
     parser.add_argument("--explain", type=int, default=0, metavar="N", help="explain the N exams nearest the threshold")
+    parser.add_argument("--outside", action="store_true", help="the manifest may name files outside its folder")
+    parser.add_argument("--trust", action="store_true", help="run whatever the model's config says (docs/security.md)")
     arguments = parser.parse_args()
     overrides = {"run_dir": str(arguments.model)} | {
         name: str(value) if isinstance(value, Path) else value
-        for name in ("input", "output", "calibration", "labels", "alpha", "eps", "threads", "sr", "explain")
+        for name in (
+            "input",
+            "output",
+            "calibration",
+            "labels",
+            "alpha",
+            "eps",
+            "threads",
+            "sr",
+            "explain",
+            "trust",
+            "outside",
+        )
         if (value := getattr(arguments, name)) is not None
     }
     with user_errors(), private_files():

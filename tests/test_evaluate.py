@@ -22,7 +22,7 @@ from mri_alm.evaluation import measure
 from mri_alm.evaluation_data import read_labelled_scores
 from mri_alm.full_evaluation import evaluate
 from mri_alm.statistics import bootstrap_interval, delong_test
-from mri_alm.tables import Table, latex, neutral, write_table
+from mri_alm.tables import Table, latex, write_table
 from mri_alm.trade_off import MOST_ALLOWED, trade_off
 
 main: Callable[[list[str]], int] = runpy.run_path(str(Path(__file__).parents[1] / "pipelines" / "evaluate.py"))["main"]
@@ -328,10 +328,9 @@ def test_every_special_character_of_latex_is_escaped() -> None:
     assert text.startswith("% a b\n")
 
 
-@pytest.mark.parametrize("text", ["=cmd|' /C calc'!A0", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n@x"])
+@pytest.mark.parametrize("text", ["=cmd|' /C calc'!A0", "+1+1", "-A1", "@SUM(A1)", "\t=1", "\r=1", "\n@x"])
 def test_a_formula_is_text_in_a_spreadsheet(text: str, tmp_path: Path) -> None:
     shown = f"'{text}".replace("\t", " ").replace("\r", " ").replace("\n", " ")
-    assert neutral(text) == shown
     write_table(tmp_path, Table("t", "", ["x", "y"], [{"x": text, "y": -1.5}], ["x"], [[text]]))
     with (tmp_path / "t.csv").open(newline="") as file:
         assert list(csv.DictReader(file)) == [{"x": shown, "y": "-1.5"}]

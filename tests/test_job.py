@@ -182,7 +182,7 @@ def test_test_labels_do_not_move_the_threshold(manifest: Path, run: Path, tmp_pa
     (run / "config.json").write_text(config)
     before = {name: (run / name).read_bytes() for name in ("threshold.json", "scores.csv", "heldout.csv")}
     auc = load(run / "metrics.json")["test"]["ensemble_auc"]
-    train(other, run, cache_dir=str(manifest.parent / "cache"))
+    train(other, run, cache_dir=str(manifest.parent / "cache"), outside=True)
     assert {name: (run / name).read_bytes() for name in before} == before
     assert load(run / "metrics.json")["test"]["ensemble_auc"] == pytest.approx(1 - auc)
 
@@ -411,7 +411,7 @@ def test_the_threshold_counts_patients(manifest: Path, tmp_path: Path) -> None:
     for number, row in enumerate(training):
         row["patient"] = f"P{number // 6}{number % 3}"  # exams 0 and 3, 1 and 4, ...: equal labels
     twice = write_manifest(tmp_path / "manifest.csv", [[row[c] for c in COLUMNS] for row in rows])
-    run = train(twice, tmp_path / "run", splits=3, max_epochs=1)
+    run = train(twice, tmp_path / "run", splits=3, max_epochs=1, outside=True)
     patient = {row["study"]: row["patient"] for row in rows}
     held_out = read_rows(run / "heldout.csv")
     positives = [row for row in held_out if row["label"] == "1"]

@@ -76,7 +76,9 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def few(manifest: Path, tmp_path: Path) -> Path:
     """Three exams of the cohort as a manifest to be scored."""
-    rows = [[row["study"], *(str(manifest.parent / row[c]) for c in IMAGES)] for row in read_rows(manifest)[-3:]]
+    rows = [[row["study"], *(f"{row['study']}/{c}.nii" for c in IMAGES)] for row in read_rows(manifest)[-3:]]
+    for row in rows:
+        shutil.copytree(manifest.parent / row[0], tmp_path / row[0])
     return write_manifest(tmp_path / "few.csv", rows, ("study", *IMAGES))
 
 

@@ -31,7 +31,13 @@ def score(trained: Path, manifest: Path, output: Path, **overrides: Any) -> Path
         meta_file="configs/metadata.json",
         logging_file=None,
         workflow_type="infer",
-        **{"run_dir": str(trained), "input": str(some(manifest, output)), "output": str(output), "salt": "s"}
+        **{
+            "run_dir": str(trained),
+            "input": str(some(manifest, output)),
+            "output": str(output),
+            "salt": "s",
+            "outside": True,
+        }
         | overrides,
     )
     workflow.initialize()

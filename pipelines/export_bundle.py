@@ -1,0 +1,33 @@
+"""Share a trained ensemble: a bundle as MONAI's model zoo wants it, without anything that points to patients.
+
+    python pipelines/export_bundle.py --model runs/prostate_alm --output prostate_dce_bundle
+
+Writes configs (inference.json, metadata.json), models (safetensors, and model.pt for MONAI's own programs), threshold,
+docs and LICENSE. docs/zoo.md shows how MONAI verifies it and exports it to TorchScript and ONNX. The licence is that of
+this project: replace it where the weights have another. Exit status: 0 written, 2 the run cannot be used.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mri_alm.bundle import user_errors
+from mri_alm.ensemble import TrainedRun
+from mri_alm.zoo import export_bundle
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Export; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="run folder of a finished training")
+    parser.add_argument("--output", type=Path, required=True, help="folder to write, new or empty")
+    options = parser.parse_args(arguments)
+    with user_errors():
+        export_bundle(TrainedRun(options.model), options.output, source=Path(__file__).resolve().parents[1])
+    print(f"Written: {options.output}. Read {options.output / 'docs' / 'README.md'} before you share it.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
