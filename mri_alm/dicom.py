@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from mri_alm.series import Series, group_series
 from mri_alm.volume import build_mean, build_volume
 
 __all__ = ["Study", "StudyFiles", "find_studies", "read_series", "read_study", "study_key", "with_headers"]
+
+_VENDORS = r"\b(siemens|philips|ge|canon|toshiba|uih|hitachi|fujifilm|mri-alm)\b"
 
 
 @dataclass
@@ -132,13 +135,19 @@ def _header_warnings(files: StudyFiles) -> list[str]:
     return warnings
 
 
+def _vendor(text: str) -> str:
+    """One of few words: free text of a header could hold anything, and has held names."""
+    found = re.search(_VENDORS, text.lower())
+    return found[0] if found else "other" if text else ""
+
+
 def _facts(files: StudyFiles, t2: Series, used: frozenset[Path]) -> dict[str, Any]:
     """Scanner and file counts; seen = used + ignored + failed."""
     header = files.headers[files.files.index(t2.frames[0].file)]
     seen = len(files.files) + len(files.ignored) + len(files.failed)
     strength = header.get("MagneticFieldStrength")
     return {
-        "vendor": str(header.get("Manufacturer") or ""),
+        "vendor": _vendor(str(header.get("Manufacturer") or "")),
         "model": str(header.get("ManufacturerModelName") or ""),
         "field_strength": float(strength) if isinstance(strength, (int, float)) else None,
         "files_seen": seen,

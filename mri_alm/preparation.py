@@ -6,7 +6,6 @@ of everything the result depends on; a study whose files or settings changed is 
 
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,7 +40,6 @@ _FACTS = (
     "crop_center_mm",
     "registration",
 )
-_VENDORS = r"\b(siemens|philips|ge|canon|toshiba|uih|hitachi|fujifilm|mri-alm)\b"
 
 
 @dataclass(frozen=True)
@@ -238,9 +236,7 @@ def _geometry(images: Images) -> dict[str, Any]:
 def _facts(report: Report) -> dict[str, Any]:
     """What the record says about a prepared study."""
     facts = {name: report.get(name) for name in _FACTS}
-    # Free text of a header could hold anything; a vendor is one of few words.
-    vendor = re.search(_VENDORS, report.get("vendor", "").lower())
-    facts["vendor"] = vendor[0] if vendor else "other" if report.get("vendor") else ""
+    facts["vendor"] = report.get("vendor", "")
     facts["hbv_b"] = (report.get("hbv") or {}).get("b")
     return facts | {"warnings": report["warnings"], "status": "warn" if report["warnings"] else "ok"}
 

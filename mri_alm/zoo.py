@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from monai.bundle import ConfigParser
-from safetensors.torch import save
+from safetensors.torch import save as serialised
 from torch import nn
 
 from mri_alm.ensemble import Ensemble, TrainedRun
@@ -86,7 +86,7 @@ def export_bundle(run: TrainedRun, output: Path, *, source: Path) -> None:
     network = _network(run)
     for name, member in zip(run.checkpoints, members, strict=True):
         state = {key: value.contiguous() for key, value in member.state_dict().items()}
-        write_bytes(output / "models" / f"{name}.safetensors", save(state, {"format": "pt"}))
+        write_bytes(output / "models" / f"{name}.safetensors", serialised(state, {"format": "pt"}))
     digests = {name: sha256(output / "models" / f"{name}.safetensors") for name in run.checkpoints}
     save_tensors(output / "models" / "model.pt", MeanLogit(Ensemble(list(members))).state_dict())
     write_json(output / "threshold.json", run.point.to_json() | {"checkpoints": digests})

@@ -94,6 +94,7 @@ EDGES = {
     "image_file": {"dicom_file", "errors", "volume"},
     "locks": {"errors"},
     "losses": {"errors"},
+    "losses_auc": {"errors", "losses"},
     "losses_monai": {"losses"},
     "losses_multiclass": {"errors", "losses"},
     "metrics": {"errors"},

@@ -361,9 +361,11 @@ def test_nothing_is_unpickled_or_evaluated(path: Path) -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "import pickle", "from pickle import loads", "import dill as d", "torch.load(f)", "torch.load(f, weights_only=False)",
+        "import pickle", "from pickle import loads", "import dill as d", "torch.load(f)",
+        "torch.load(f, weights_only=False)",
         "torch.load(f, weights_only=flag)", "np.load(f, allow_pickle=True)", "numpy.load(f, allow_pickle=x)",
-        "joblib.load(f)", "from joblib import load", "eval(x)", "exec(x)", "os.system(x)", "subprocess.run(x, shell=True)",
+        "joblib.load(f)", "from joblib import load", "eval(x)", "exec(x)", "os.system(x)",
+        "subprocess.run(x, shell=True)",
         "yaml.load(f, Loader=L)", "from torch import load", "def f():\n    import marshal",
     ],
 )  # fmt: skip

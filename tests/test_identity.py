@@ -52,7 +52,10 @@ def test_no_identity_in_models_logs_events_scores_reports_or_explanations(
     manifest = tmp_path / "cohort" / "manifest.csv"
     run = train(
         *(manifest, tmp_path / "run"),
-        cache_dir=str(tmp_path / "cache"), spacing=[3.0, 3.0, 4.5], size=[8, 8, 4], validation=0.5,
+        cache_dir=str(tmp_path / "cache"),
+        spacing=[3.0, 3.0, 4.5],
+        size=[8, 8, 4],
+        validation=0.5,
         splits=1,
         max_epochs=1,
     )

@@ -14,20 +14,19 @@ from monai.losses import AUCMLoss
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from mri_alm import losses, losses_monai, losses_multiclass
+from mri_alm import losses, losses_auc, losses_monai, losses_multiclass
 from mri_alm.errors import InputError
 from mri_alm.losses import (
     AsymmetricFocal,
     AsymmetricMargin,
     BinaryCrossEntropy,
     ClassBalancedBinaryCrossEntropy,
-    MiniBatchAUC,
-    PartialAUC,
     SymmetricFocal,
     SymmetricMargin,
     WeightedBinaryCrossEntropy,
     class_balanced_weights,
 )
+from mri_alm.losses_auc import MiniBatchAUC, PartialAUC
 from mri_alm.losses_monai import AUCMargin
 from mri_alm.losses_multiclass import (
     LDAM,
@@ -101,7 +100,7 @@ def test_the_table_is_complete() -> None:
     tested = {type(loss) for loss in (*BINARY.values(), *MULTICLASS.values())} | {NormalizedLinear, CosineContrast}
     public = {
         value
-        for module in (losses, losses_multiclass, losses_monai)
+        for module in (losses, losses_auc, losses_multiclass, losses_monai)
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, nn.Module) and value.__module__ == module.__name__
     }

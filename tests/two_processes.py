@@ -14,7 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mri_alm import AugmentedLagrangian, MuSchedule, RankingConstraint
 from mri_alm.batches import ProcessShare, in_parts
-from mri_alm.losses import BinaryCrossEntropy, MiniBatchAUC
+from mri_alm.losses import BinaryCrossEntropy
+from mri_alm.losses_auc import MiniBatchAUC
 from mri_alm.losses_multiclass import CrossEntropy
 from mri_alm.processes import rank
 
