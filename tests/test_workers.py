@@ -1,13 +1,18 @@
 """Memory that runs out while a study is prepared: as an error, and as the system's SIGKILL."""
 
+import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from exams import dicom_exam, prepare
 
+import mri_alm.workers
 from mri_alm.errors import StudyError, memory_ran_out
 from mri_alm.preparation import Preparation
 
