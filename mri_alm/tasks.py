@@ -174,11 +174,11 @@ def _on_ray(task: _Task, items: list[Any], pool: Pool) -> Iterator[Outcome]:
         _join(ray, pool)
     try:
         cores = max(1, int(ray.cluster_resources().get("CPU", 1)) // pool.workers)  # Ray bounds the threads by them
-        remote = ray.remote(num_cpus=cores, num_gpus=pool.gpus, max_retries=pool.retries)(task.__call__)
+        remote = ray.remote(num_cpus=cores, num_gpus=pool.gpus, max_retries=pool.retries)(_call)
         queue, running = iter(items), {}
         while True:
             for item in queue:
-                running[remote.remote(item)] = item
+                running[remote.remote(task, item)] = item
                 if len(running) >= pool.workers:
                     break
             if not running:
@@ -194,6 +194,10 @@ def _on_ray(task: _Task, items: list[Any], pool: Pool) -> Iterator[Outcome]:
     finally:
         if own:
             ray.shutdown()
+
+
+def _call(task: _Task, item: Any) -> Outcome:
+    return task(item)
 
 
 def _ray() -> Any:

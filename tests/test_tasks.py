@@ -3,11 +3,14 @@
 import os
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import mri_alm.tasks
 from mri_alm.errors import InputError, StudyError
 from mri_alm.tasks import Outcome, Pool, run_tasks
 
@@ -131,6 +134,56 @@ def test_ray_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(InputError, match=r"needs Ray. Install it: pip install 'mri-alm\[cluster\]'"):
         Pool("ray")
+
+
+class OneByOne:
+    """What `run_tasks` uses of Ray, in this process; a task with item 1 is lost with its node."""
+
+    exceptions = SimpleNamespace(RayError=ConnectionResetError)
+
+    def __init__(self) -> None:
+        self.options: dict[str, Any] = {}
+        self.waiting: list[Any] = []
+        self.most = 0
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 8.0}
+
+    def remote(self, **options: Any) -> Callable[[Any], Any]:
+        self.options = options
+        return lambda function: SimpleNamespace(remote=lambda *given: (function, given))
+
+    def wait(self, references: list[Any]) -> tuple[list[Any], list[Any]]:
+        self.most = max(self.most, len(references))
+        return references[-1:], references[:-1]
+
+    def get(self, reference: Any) -> Any:
+        function, given = reference
+        if given[1] == 1:
+            raise self.exceptions.RayError
+        return function(*given)
+
+
+def test_on_ray_tasks_wait_for_a_worker_and_a_lost_one_loses_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = OneByOne()
+    monkeypatch.setattr("mri_alm.tasks._ray", lambda: ray)
+    pool = Pool("ray", 3, gpus=0.5, retries=4)
+    found = {outcome.item: outcome for outcome in run_tasks(square, range(7), pool)}
+    assert ray.options == {"num_cpus": 2, "num_gpus": 0.5, "max_retries": 4}
+    assert ray.most == 3
+    assert {item: found[item].result for item in (0, 2, 5, 6)} == {0: 0, 2: 4, 5: 25, 6: 36}
+    with pytest.raises(StudyError, match=r"^study 3 has no T2$"):
+        found[3].get()
+    with pytest.raises(InputError, match=r"^Task 1: its process died each time it was started \(5 times\)"):
+        found[1].get()
+
+
+def test_ray_takes_the_function_that_workers_call() -> None:
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'mri-alm[cluster]'")
+    assert ray.remote(num_cpus=1, num_gpus=0, max_retries=2)(mri_alm.tasks._call)
 
 
 def test_an_outcome_without_error_is_its_result() -> None:
