@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from itertools import chain
 from multiprocessing import get_context
 from typing import Any
@@ -68,7 +69,7 @@ def prepare_apart(preparation: Preparation, job: Job) -> dict[str, Any]:
     """
     with ProcessPoolExecutor(1, get_context("spawn"), initializer=silence_readers) as pool:
         try:
-            return pool.submit(preparation.prepare, job).result()
+            return pool.submit(preparation.prepare, without_headers(job)).result()
         except BrokenProcessPool:
             sweep(preparation.folder)
             text = (
@@ -76,3 +77,11 @@ def prepare_apart(preparation: Preparation, job: Job) -> dict[str, Any]:
                 "or make its images smaller; --resume tries it again."
             )
             return preparation.prepare(job, refused=StudyError("killed", text))
+
+
+def without_headers(job: Job) -> Job:
+    """The study as another process can be told of it: open headers stay here, and are read again there."""
+    item = job.source.item
+    if "dicom" not in item:
+        return job
+    return replace(job, source=replace(job.source, item=item | {"dicom": replace(item["dicom"], headers=[])}))
