@@ -35,7 +35,7 @@ sbom: environment
 	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible -o build/sbom.json $(BIN)/python
 
 audit: environment
-	$(BIN)/pip-audit --disable-pip --no-deps -r requirements-lock.txt
+	$(BIN)/pip-audit --strict --disable-pip --no-deps -r requirements-lock.txt
 
 lock: environment
 	$(BIN)/python docker/lock.py requirements-lock.txt

@@ -6,6 +6,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,14 +61,22 @@ def test_the_image_s_user_is_not_root_and_writes_to_volumes_only() -> None:
     assert all(path.startswith("/tmp") for path in environment.values())  # noqa: S108
 
 
+@pytest.fixture
+def for_everyone() -> Iterator[Path]:
+    """A folder that other users may enter; pytest keeps its own to itself."""
+    with tempfile.TemporaryDirectory(prefix="mri-alm-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     shutil.which("unshare") is None or shutil.which("setpriv") is None or os.geteuid() != 0,
     reason="needs root, unshare and setpriv to make a read-only checkout for another user",
 )
-def test_programs_run_on_a_read_only_checkout_without_a_home(tmp_path: Path) -> None:
+def test_programs_run_on_a_read_only_checkout_without_a_home(for_everyone: Path) -> None:
     """Health check and preparation as user 1000: the checkout is read-only, data and runs are elsewhere."""
-    app, data, runs, temporary = (tmp_path / name for name in ("app", "data", "runs", "tmp"))
+    app, data, runs, temporary = (for_everyone / name for name in ("app", "data", "runs", "tmp"))
     app.mkdir()
     for name in ("configs", "docker", "mri_alm", "pipelines"):
         shutil.copytree(ROOT / name, app / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -77,9 +87,6 @@ def test_programs_run_on_a_read_only_checkout_without_a_home(tmp_path: Path) -> 
         folder.mkdir(exist_ok=True)
         os.chown(folder, 1000, 1000)
         (app / folder.name).symlink_to(folder)
-    for folder in (tmp_path, *tmp_path.parents[:3]):
-        if folder.stat().st_uid == os.geteuid() and folder != Path("/tmp"):  # noqa: S108
-            folder.chmod(folder.stat().st_mode | 0o011)  # so that the other user may pass through
     python = shlex_free(sys.executable)
     commands = f"""
         set -eu
