@@ -247,6 +247,6 @@ def _draw(report: Report, path: Path) -> None:
             f"{report.table.name}, {report.table.protocol}, ensembles of {report.splits}: below the line the "
             "constraint helps; bars: 95 % over splits, seeds and images"
         )
-        picture = io.BytesIO()
-        figure.savefig(picture, dpi=100, metadata={"Software": None})
-    write_bytes(path, picture.getvalue())
+        buffer = io.BytesIO()
+        figure.savefig(buffer, dpi=100, metadata={"Software": None})
+    write_bytes(path, buffer.getvalue())
