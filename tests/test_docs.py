@@ -27,6 +27,8 @@ REASONS = (
     "needs the network or builds for minutes; CI runs it",
     "the loop's model and data are the reader's; a test of its own runs it",
     "measures for minutes or hours",
+    "needs the CIFAR archives",
+    "needs a cluster, Ray or several GPUs",
 )
 _LINK = re.compile(r"(?<!!)\[[^\]\n]*\]\(([^)\s]+)\)")
 
@@ -168,4 +170,7 @@ def test_every_setting_is_explained(entry: Path) -> None:
     settings = config[: config.index("imports")] if "imports" in config else []
     text = (ROOT / "docs" / "settings.md").read_text("utf-8")
     explained = set(re.findall(r"`(\w+)`", "\n".join(re.findall(r"^\| (.*?) \|", text, re.MULTILINE))))
+    page = ROOT / "docs" / f"{entry.stem.partition('_')[0].rstrip('0123456789')}.md"  # docs/cifar.md for its configs
+    if page.exists():
+        explained |= set(re.findall(r"`(\w+)`", page.read_text("utf-8")))
     assert [name for name in settings if name not in explained] == []
