@@ -16,8 +16,9 @@ demo: environment
 	$(BIN)/python pipelines/score.py --model runs/demo --input data/demo_exams/studies --output runs/demo_scores
 	@echo "Look at the report: open runs/demo/report.html in a browser (docs/report.md explains it)."
 
+# Two files of tests at a time, a thread each.
 test: environment
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: environment
 	$(BIN)/ruff check .
