@@ -1,10 +1,12 @@
 """Independent tasks - splits, trainings, studies - on one machine or a Ray cluster; each has an outcome of its own."""
 
+import contextlib
+import copy
 import logging
 import os
-import pickle
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,7 +83,10 @@ class Outcome:
         raise self.error
 
 
-def run_tasks(function: Callable[[Any], Any], items: Iterable[Any], pool: Pool) -> Iterator[Outcome]:
+Calls = Generator[tuple[int, Outcome], None, None]
+
+
+def run_tasks(function: Callable[[Any], Any], items: Iterable[Any], pool: Pool) -> Generator[Outcome, None, None]:
     """Apply a function to every item; outcomes come as they are ready, in any order, and none is lost by another's.
 
     Args:
@@ -122,7 +127,7 @@ def _portable(error: BaseException) -> Exception:
     try:
         if not isinstance(error, Exception):
             raise TypeError("no error")
-        pickle.loads(pickle.dumps(error))  # noqa: S301
+        copy.copy(error)  # as pickle does
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
@@ -142,16 +147,17 @@ def _on_this_machine(task: _Task, items: list[Any], pool: Pool) -> Iterator[Outc
 
     waiting = dict(enumerate(items))
 
-    def start(numbers: list[int], workers: int) -> Iterator[tuple[int, Outcome]]:
+    def start(numbers: list[int], workers: int) -> Calls:
         parallel = Parallel(workers, pool.backend, return_as="generator_unordered", batch_size=1)
-        calls: Iterator[tuple[int, Outcome]] = parallel(delayed(_numbered)(task, n, waiting[n]) for n in numbers)
+        calls: Calls = parallel(delayed(_numbered)(task, n, waiting[n]) for n in numbers)
         return calls
 
     for _ in range(pool.retries):
         try:
-            for number, outcome in start(list(waiting), pool.workers):
-                yield outcome
-                del waiting[number]
+            with _ended(start(list(waiting), pool.workers)) as calls:
+                for number, outcome in calls:
+                    yield outcome
+                    del waiting[number]
             return
         except BrokenProcessPool:
             logger.warning("A worker died (killed, or out of memory). %d tasks start again.", len(waiting))
@@ -161,6 +167,17 @@ def _on_this_machine(task: _Task, items: list[Any], pool: Pool) -> Iterator[Outc
         except BrokenProcessPool:
             outcome = _lost(waiting[number], pool)
         yield outcome
+
+
+@contextlib.contextmanager
+def _ended(calls: Calls) -> Iterator[Calls]:
+    """Calls that are given up when the block ends early, without joblib's warning that nobody waits for them."""
+    try:
+        yield calls
+    finally:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            calls.close()
 
 
 def _numbered(task: _Task, number: int, item: Any) -> tuple[int, Outcome]:

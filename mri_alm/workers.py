@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from dataclasses import replace
 from itertools import chain
 from multiprocessing import get_context
@@ -46,14 +47,15 @@ def prepare_all(preparation: Preparation, jobs: Sequence[Job], *, pool: Pool, st
             "alone in a process of its own.",
             len(apart),
         )
-    together = run_tasks(preparation.prepare, [job for job in todo if job.key not in begun], pool)
-    records = chain((one.get() for one in together), (prepare_apart(preparation, job) for job in apart))
-    for record in tqdm(records, "prepare", len(todo), unit="study", mininterval=_interval()):
-        if strict and record["status"] == "failed":
-            raise InputError(
-                f"Study {record['study']} failed ({record['error_code']}): {record['error_text']} With "
-                "--strict the run stops here; finished studies are kept for --resume, no manifest is written."
-            )
+    at_once = [job for job in todo if job.key not in begun]
+    with closing(run_tasks(preparation.prepare, at_once, pool)) as together:
+        records = chain((one.get() for one in together), (prepare_apart(preparation, job) for job in apart))
+        for record in tqdm(records, "prepare", len(todo), unit="study", mininterval=_interval()):
+            if strict and record["status"] == "failed":
+                raise InputError(
+                    f"Study {record['study']} failed ({record['error_code']}): {record['error_text']} With "
+                    "--strict the run stops here; finished studies are kept for --resume, no manifest is written."
+                )
     return len(todo)
 
 

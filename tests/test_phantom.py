@@ -354,7 +354,7 @@ def test_a_failure_half_way_leaves_no_half_study_and_is_completed(tmp_path, monk
 
     with monkeypatch.context() as patch:
         patch.setattr(sitk, "WriteImage", failing)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(InputError, match="No space left"):
             make_cohort(folder, train=2, test=2)
     assert [file.name for file in folder.rglob("*") if file.is_file()] == ["cohort.json"]
     make_cohort(folder, train=2, test=2)
