@@ -102,7 +102,7 @@ def test_killed_anywhere_in_the_ensemble_the_results_are_the_same(
         (run / name).unlink()
     found = killed("ensemble", tmp_path, 17, manifest, run)
     assert found["wrong"] == []
-    assert found["kills"] >= 4
+    assert found["kills"] >= 2
     assert {*RESULTS} <= {*found["files"]}
 
 
