@@ -84,7 +84,7 @@ class Checkout:
     def __init__(self, folder: Path) -> None:
         self.root = folder / "mri-alm"
         self.root.mkdir()
-        for name in ("benchmarks", "cohorts", "configs", "docs", "mri_alm", "pipelines"):
+        for name in ("benchmarks", "cohorts", "configs", "docker", "docs", "mri_alm", "pipelines"):
             (self.root / name).symlink_to(ROOT / name)
         self.done: set[str] = set()
         self._socket = folder / "python.socket"

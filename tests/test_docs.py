@@ -27,7 +27,6 @@ REASONS = (
     "needs the network or builds for minutes; CI runs it",
     "the loop's model and data are the reader's; a test of its own runs it",
     "measures for minutes or hours",
-    "tests/test_docker.py runs it",
     "needs the CIFAR archives",
     "needs a cluster, Ray or several GPUs",
 )
