@@ -3,7 +3,6 @@
 tests/test_prepare_identity.py does the same for the preparation of a cohort.
 """
 
-import importlib.util
 import shutil
 import sys
 from collections.abc import Callable
@@ -13,8 +12,8 @@ from typing import Any
 
 import pydicom
 import pytest
-from conftest import ROOT
 from exams import dicom_exam, prepare, write_text
+from programs import load_program
 from small_cohort import train
 from test_prepare_identity import DATE, MARK, NUMBER, UID, leaks, plant
 
@@ -27,12 +26,7 @@ def planted(patient: str, ds: pydicom.Dataset, index: int) -> None:
 
 
 def main(name: str) -> Callable[..., int]:
-    spec = importlib.util.spec_from_file_location(f"{name}_identity", ROOT / "pipelines" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found: Callable[..., int] = module.main
+    found: Callable[..., int] = load_program(name).main
     return found
 
 

@@ -1,6 +1,5 @@
 """What a config would run is found, and refused where it is not in the allow-list, without anything being run."""
 
-import importlib.util
 import json
 import os
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 from conftest import ROOT
 from monai.bundle import ConfigParser
+from programs import load_program
 
 from mri_alm.ensemble import TrainedRun
 from mri_alm.errors import InputError
@@ -24,12 +24,7 @@ def problems(config: Any) -> list[str]:
 
 
 def program(*words: Any) -> int:
-    spec = importlib.util.spec_from_file_location("inspect_program", ROOT / "pipelines" / "inspect_bundle.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    status: int = module.main([str(word) for word in words])
+    status: int = load_program("inspect_bundle").main([str(word) for word in words])
     return status
 
 

@@ -1,7 +1,6 @@
 """From an export to a cohort: what is written, what is counted, what is done again, and what the shell sees."""
 
 import csv
-import importlib.util
 import json
 import os
 import re
@@ -11,7 +10,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -31,15 +29,6 @@ from mri_alm.transforms import LoadProstateStudyd, RegisterDiffusiond
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data" / "prostate"
 real = pytest.mark.skipif(not SHARED.exists(), reason="needs the public DICOM files of ../shared")
-
-
-def program() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("prepare_cohort", ROOT / "pipelines" / "prepare_cohort.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def rows_of(output: Path) -> list[dict[str, str]]:

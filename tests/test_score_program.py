@@ -1,7 +1,6 @@
 """`pipelines/score.py`, called in-process on DICOM phantoms and on a manifest, with the small trained run."""
 
 import ast
-import importlib.util
 import json
 import logging
 import shutil
@@ -14,6 +13,7 @@ import pydicom
 import pytest
 from conftest import ROOT
 from PIL import Image
+from programs import load_program
 from small_cohort import read_rows, write_manifest
 
 from mri_alm.ensemble import TrainedRun
@@ -53,11 +53,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def score(monkeypatch: pytest.MonkeyPatch) -> Program:
     """The program's main function with arguments."""
-    spec = importlib.util.spec_from_file_location("score_program", ROOT / "pipelines" / "score.py")
-    assert spec is not None
-    assert spec.loader is not None
-    program = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(program)
+    program = load_program("score")
 
     def call(*words: Any) -> int:
         monkeypatch.setattr(sys, "argv", ["score.py", *map(str, words)])

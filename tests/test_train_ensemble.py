@@ -1,6 +1,5 @@
 """Splits as tasks: bit for bit the run that trains one after the other, whatever dies on the way."""
 
-import importlib.util
 import json
 import os
 import shutil
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from programs import load_program
 from small_cohort import SETTINGS, train
 
 from mri_alm.files import load_tensors
@@ -28,12 +28,7 @@ FILES = ("threshold.json", "heldout.csv", "scores.csv", "metrics.json", "splits.
 
 @pytest.fixture(scope="module")
 def program() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("train_ensemble", ROOT / "pipelines" / "train_ensemble.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_program("train_ensemble")
 
 
 def words(manifest: Path, run: Path, **settings: Any) -> list[str]:

@@ -1,6 +1,5 @@
 """A finished run as a bundle of the model zoo, and what MONAI's own programs make of it."""
 
-import importlib.util
 import json
 import shutil
 import sys
@@ -13,6 +12,7 @@ import pytest
 import torch
 from conftest import ROOT
 from monai.bundle import ckpt_export, load, onnx_export, verify_metadata, verify_net_in_out
+from programs import load_program
 from safetensors.torch import load_file, save_file
 from small_cohort import read_rows, write_manifest
 from torch import Tensor
@@ -57,12 +57,7 @@ SCHEMA: dict[str, Any] = {
 
 
 def program(*words: Any) -> int:
-    spec = importlib.util.spec_from_file_location("export_program", ROOT / "pipelines" / "export_bundle.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    status: int = module.main([str(word) for word in words])
+    status: int = load_program("export_bundle").main([str(word) for word in words])
     return status
 
 
@@ -176,11 +171,7 @@ def test_onnx_gives_the_same_logit(bundle: Path, tmp_path: Path, expected: tuple
 def test_score_takes_it_as_a_model(
     bundle: Path, trained: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = importlib.util.spec_from_file_location("score_program", ROOT / "pipelines" / "score.py")
-    assert spec is not None
-    assert spec.loader is not None
-    score = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(score)
+    score = load_program("score")
     monkeypatch.setattr("mri_alm.scoring.study_picture", lambda *_: b"")
     few = read_rows(manifest)[-3:]
     table = write_manifest(

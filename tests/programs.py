@@ -1,0 +1,16 @@
+"""The programs of pipelines/ as modules, for tests that call them in this process."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+
+def load_program(name: str) -> ModuleType:
+    """``pipelines/NAME.py``, imported anew without being run."""
+    path = Path(__file__).parents[1] / "pipelines" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"{name}_program", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
