@@ -17,12 +17,12 @@ import torch
 from conftest import ROOT
 from exams import GRID, dicom_exam, prepare, write_text
 from ignite.engine import Events
+from programs import load_program
 from small_cohort import SETTINGS, train
 from test_bundle import command
 from test_engine import training
 from test_job import snapshot
 from test_locks import holder
-from test_prepare import program
 
 from mri_alm.ensemble import TrainedRun
 from mri_alm.errors import InputError
@@ -305,7 +305,7 @@ def test_a_disk_that_fills_up_while_exams_are_cached(
 def test_a_disk_that_fills_up_while_studies_are_prepared(
     export: Path, tmp_path: Path, disk: Disk, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output, main = disk.folder / "c", program().main
+    output, main = disk.folder / "c", load_program("prepare_cohort").main
     words = ["--input", str(export), "--output", str(output), "--rules", str(export.parent / "rules.json")]
     disk.fill(60_000 if disk.mounted else 2_000)
     assert main([*words, "--workers", "1"]) == 2
