@@ -42,7 +42,9 @@ def read_dicom(path: Path, **options: Any) -> FileDataset:
     """
     small = path.stat().st_size <= SMALL
     with _Small(path.read_bytes()) if small else _Bounded(io.FileIO(path)) as stream:
-        return pydicom.dcmread(stream, force=True, **options)
+        dataset = pydicom.dcmread(stream, force=True, **options)
+    dataset.buffer = None  # closed, so of no use, and it would keep the data set from being sent to another process
+    return dataset
 
 
 def silence_readers() -> None:

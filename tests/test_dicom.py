@@ -12,7 +12,7 @@ import pytest
 import SimpleITK as sitk  # noqa: N813
 from dicom_writer import Scan, write
 
-from mri_alm.dicom import find_studies, read_series, read_study, study_key
+from mri_alm.dicom import find_studies, read_series, read_study, study_key, with_headers
 from mri_alm.errors import InputError, StudyError
 from mri_alm.series import group_series, load_rules
 
@@ -280,6 +280,25 @@ def test_copies_pointers_archives_and_damaged_files_have_a_reason(tmp_path):
     with pytest.raises(StudyError, match="Git LFS pointer") as error:
         read_study(pointer)
     assert error.value.code == "pointer"
+
+
+@pytest.mark.parametrize("keep", [None, 0, 3])
+def test_many_files_are_read_by_several_processes(tmp_path, monkeypatch, keep):
+    for study in ("7", "8"):
+        write(tmp_path / study, *WHOLE, study=study)
+    shutil.copytree(tmp_path / "7", tmp_path / "copy")
+    (tmp_path / "7" / "note").write_text("no image")
+    (tmp_path / "8" / "cut").write_bytes(next((tmp_path / "8").iterdir()).read_bytes()[:200])
+    alone = find_studies(tmp_path, keep=keep)
+    monkeypatch.setattr("mri_alm.headers.FILES_AT_ONCE", 5)
+    monkeypatch.setattr("mri_alm.headers.cpu_count", lambda: 2)
+    with monkeypatch.context() as context:  # this process reads none
+        context.setattr("mri_alm.headers._read_header", None)
+        together = find_studies(tmp_path, keep=keep)
+    assert together == alone
+    kept, images = (sum(len(getattr(study, of)) for study in together) for of in ("headers", "files"))
+    assert kept == images if keep is None else kept <= keep
+    assert [with_headers(study) for study in together] == [with_headers(study) for study in alone]
 
 
 def test_files_without_preamble_and_studies_in_one_tree(tmp_path):
