@@ -13,9 +13,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mri_alm.atomic import private_files
 from mri_alm.errors import InputError
 from mri_alm.evaluation_files import in_words, pictures_beside, write_evaluation
 from mri_alm.full_evaluation import evaluate
+from mri_alm.locks import only_user
 
 
 def named_files(texts: Sequence[str]) -> dict[str, Path]:
@@ -59,18 +61,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Evaluate and write; the exit status."""
     options = parse(arguments)
     try:
-        scores = named_files(options.scores)
-        evaluation = evaluate(
-            scores,
-            options.labels,
-            run=options.run,
-            calibration=tuple(options.calibration) if options.calibration else None,
-            group_by=options.group_by,
-            draws=options.draws,
-            seed=options.seed,
-            pictures=lambda studies: pictures_beside(options.pictures or next(iter(scores.values())).parent, studies),
-        )
-        write_evaluation(options.output, evaluation)
+        with private_files(), only_user(options.output / ".lock"):
+            scores = named_files(options.scores)
+            evaluation = evaluate(
+                scores,
+                options.labels,
+                run=options.run,
+                calibration=tuple(options.calibration) if options.calibration else None,
+                group_by=options.group_by,
+                draws=options.draws,
+                seed=options.seed,
+                pictures=lambda studies: pictures_beside(
+                    options.pictures or next(iter(scores.values())).parent, studies
+                ),
+            )
+            write_evaluation(options.output, evaluation)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -20,6 +20,7 @@ from mri_alm.atomic import private_files
 from mri_alm.bundle import user_errors
 from mri_alm.errors import InputError
 from mri_alm.files import write_csv
+from mri_alm.locks import only_user
 from mri_alm.scoring import key_table
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
@@ -63,7 +64,7 @@ def main() -> int:
         )
         if (value := getattr(arguments, name)) is not None
     }
-    with user_errors(), private_files():
+    with user_errors(), private_files(), only_user(arguments.output / ".lock"):
         if arguments.calibration is None and not {"labels", "alpha", "eps"}.isdisjoint(overrides):
             raise InputError("--labels, --alpha and --eps belong to a calibration cohort: give --calibration too.")
         if arguments.explain < 0:

@@ -16,6 +16,7 @@ from scipy import stats
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import brier_score_loss, confusion_matrix, roc_auc_score, roc_curve
 from small_cohort import read_rows
+from test_locks import holder
 
 from mri_alm.errors import InputError
 from mri_alm.evaluation import measure
@@ -335,6 +336,19 @@ def test_a_formula_is_text_in_a_spreadsheet(text: str, tmp_path: Path) -> None:
     with (tmp_path / "t.csv").open(newline="") as file:
         assert list(csv.DictReader(file)) == [{"x": shown, "y": "-1.5"}]
     assert load(tmp_path / "t.json")["rows"] == [{"x": text, "y": -1.5}]
+
+
+def test_an_output_that_another_process_writes_to_is_refused(
+    files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    with holder(out / ".lock") as other:
+        assert run(files, out) == 2
+        assert f"error: {out} is in use by process {other.pid} on" in capsys.readouterr().err
+        assert [path.name for path in out.iterdir()] == [".lock"]
+    assert run(files, own := tmp_path / "own") == 0
+    assert not (own / ".lock").exists()
+    assert own.stat().st_mode & 0o777 == 0o700
 
 
 def test_the_same_input_gives_the_same_files(files: Files, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from programs import load_program
 from small_cohort import train
 from test_prepare_identity import DATE, MARK, NUMBER, UID, leaks, plant
 
+TRACKING = "mlflow" if find_spec("mlflow") else None
 EXAMS = 9  # of patients P0 to P8; every third is positive, the last three are the test cohort
 
 
@@ -31,6 +33,7 @@ def main(name: str) -> Callable[..., int]:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:::mlflow", "ignore:::alembic", "ignore:::sqlalchemy")
 def test_no_identity_in_models_logs_events_scores_reports_or_explanations(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,6 +55,7 @@ def test_no_identity_in_models_logs_events_scores_reports_or_explanations(
         validation=0.5,
         splits=1,
         max_epochs=1,
+        tracking=TRACKING,
     )
     words = ["--model", run, "--input", tmp_path / "new", "--output", tmp_path / "out", "--sr", "--explain", 1]
     monkeypatch.setattr(sys, "argv", ["score.py", *map(str, words)])
@@ -61,6 +65,7 @@ def test_no_identity_in_models_logs_events_scores_reports_or_explanations(
     shutil.rmtree(tmp_path / "cohort")  # test_prepare_identity.py looks at it
     written = {path.name for folder in ("run", "out", "report") for path in (tmp_path / folder).rglob("*")}
     assert {"report.html", "scores.csv", "model.pt", "last.pt", "metrics.json"} <= written
+    assert ("mlflow.db" in written) == bool(TRACKING)
     for kind in ("events.out.tfevents", "_sr.dcm", "_explanation.png"):
         assert any(kind in name for name in written), kind
     for folder in ("run", "out", "report", "cache"):

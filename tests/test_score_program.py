@@ -15,6 +15,7 @@ from conftest import ROOT
 from PIL import Image
 from programs import load_program
 from small_cohort import read_rows, write_manifest
+from test_locks import holder
 
 from mri_alm.ensemble import TrainedRun
 from mri_alm.errors import InputError
@@ -210,6 +211,14 @@ def test_what_cannot_be_done_is_refused_before_any_exam_is_read(
     monkeypatch.setattr("mri_alm.scoring.for_each_study", lambda *_, **__: pytest.fail("an exam was read"))
     assert message in refusal(score, *arguments(run, manifest, tmp_path / "out"), *words)
     assert not (tmp_path / "out").exists()
+
+
+def test_an_output_that_another_process_writes_to_is_refused(
+    run: Path, manifest: Path, tmp_path: Path, score: Program, refusal: Callable[..., str]
+) -> None:
+    with holder(tmp_path / "out" / ".lock") as other:
+        text = refusal(score, *arguments(run, manifest, tmp_path / "out"))
+        assert f"{tmp_path / 'out'} is in use by process {other.pid} on" in text
 
 
 @pytest.mark.parametrize("alpha", [0, 1.5])
