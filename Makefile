@@ -16,9 +16,10 @@ demo: environment
 	$(BIN)/python pipelines/score.py --model runs/demo --input data/demo_exams/studies --output runs/demo_scores
 	@echo "Look at the report: open runs/demo/report.html in a browser (docs/report.md explains it)."
 
-# Two files of tests at a time, a thread each.
+# Two files of tests at a time, a thread each; then those that need the machine to themselves.
 test: environment
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m alone
 
 lint: environment
 	$(BIN)/ruff check .
