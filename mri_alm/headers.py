@@ -123,21 +123,29 @@ class _File:
     header: Dataset | None = None
 
 
+@dataclass(frozen=True)
+class _Part:
+    files: Sequence[Path]
+    keep: int
+
+    def __str__(self) -> str:
+        return f"{len(self.files)} DICOM headers"  # file names may identify patients
+
+
 def _read_all(files: Sequence[Path], keep: int) -> Iterator[_File]:
     """All files in order; the first ``keep`` with their headers."""
-    parts = [(files[n : n + FILES_AT_ONCE], keep - n) for n in range(0, len(files), FILES_AT_ONCE)]
+    parts = [_Part(files[n : n + FILES_AT_ONCE], keep - n) for n in range(0, len(files), FILES_AT_ONCE)]
     if len(parts) < 4 or (cores := cpu_count()) == 1:
         return (file for part in parts for file in _read_some(part))
     read: dict[Path, list[_File]] = {}
     for outcome in run_tasks(_read_some, parts, Pool("loky", min(cores, len(parts)))):
-        read[outcome.item[0][0]] = outcome.get()
-    return (file for (some, _) in parts for file in read.pop(some[0]))
+        read[outcome.item.files[0]] = outcome.get()
+    return (file for part in parts for file in read.pop(part.files[0]))
 
 
-def _read_some(part: tuple[Sequence[Path], int]) -> list[_File]:
-    files, keep = part
+def _read_some(part: _Part) -> list[_File]:
     silence_readers()
-    return [_read(file, number < keep) for number, file in enumerate(files)]
+    return [_read(file, number < part.keep) for number, file in enumerate(part.files)]
 
 
 def _read(path: Path, keep: bool) -> _File:

@@ -56,6 +56,10 @@ class Job:
     key: str
     item: dict[str, Any]
 
+    def __str__(self) -> str:
+        """As messages may name it."""
+        return self.key
+
 
 @dataclass
 class _Read:

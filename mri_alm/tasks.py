@@ -58,6 +58,10 @@ class Pool:
             _ray()
 
 
+class LostTaskError(InputError):
+    """A task whose process died each time it was started."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What became of one task.
@@ -92,7 +96,7 @@ def run_tasks(function: Callable[[Any], Any], items: Iterable[Any], pool: Pool) 
     Args:
         function: Importable under its name on every worker. It may be called again with the same item after a crash,
             so it has to go on from what it finished.
-        items: Small: files are read and written by the tasks themselves.
+        items: Small: files are read and written by the tasks themselves. Messages name them by ``str``.
         pool: Where.
 
     Yields:
@@ -138,7 +142,7 @@ def _lost(item: Any, pool: Pool) -> Outcome:
         f"Task {item}: its process died each time it was started ({pool.retries + 1} times): killed, or out of memory. "
         "Lower --workers or the memory of a task, then start the same command again: it goes on from what is finished."
     )
-    return Outcome(item, error=InputError(text))
+    return Outcome(item, error=LostTaskError(text))
 
 
 def _on_this_machine(task: _Task, items: list[Any], pool: Pool) -> Iterator[Outcome]:

@@ -17,16 +17,24 @@ from mri_alm.atomic import sweep
 from mri_alm.dicom_file import silence_readers
 from mri_alm.errors import InputError, StudyError
 from mri_alm.preparation import Job, Preparation
-from mri_alm.tasks import Pool, run_tasks
+from mri_alm.tasks import LostTaskError, Outcome, Pool, run_tasks
 
 logger = logging.getLogger("mri_alm")
+
+KILLED = StudyError(
+    "killed",
+    "The process that prepared this study alone was killed, most likely for want of memory. Free memory, or make its "
+    "images smaller; --resume tries it again.",
+)
 
 
 def prepare_all(preparation: Preparation, jobs: Sequence[Job], *, pool: Pool, strict: bool) -> int:
     """Prepare the studies that are not finished; gives how many that were.
 
-    A process that is killed, as the system does when memory runs out, takes all its studies in work with it. The next
-    start finds their traces and prepares these last, one at a time, each in a process of its own.
+    A process that is killed, as the system does when memory runs out, takes all its studies in work with it. Threads
+    are this very process: the next start finds the traces and prepares these studies last, one at a time, each in a
+    process of its own. Of a pool of processes or a cluster they are begun again at once. A study whose process is
+    killed each time becomes a failed one, ``killed``.
 
     Args:
         preparation: The cohort, which this process alone writes to.
@@ -49,14 +57,22 @@ def prepare_all(preparation: Preparation, jobs: Sequence[Job], *, pool: Pool, st
         )
     at_once = [job for job in todo if job.key not in begun]
     with closing(run_tasks(preparation.prepare, at_once, pool)) as together:
-        records = chain((one.get() for one in together), (prepare_apart(preparation, job) for job in apart))
+        first = (_record(preparation, outcome) for outcome in together)
+        records = chain(first, (prepare_apart(preparation, job) for job in apart))
         for record in tqdm(records, "prepare", len(todo), unit="study", mininterval=_interval()):
             if strict and record["status"] == "failed":
                 raise InputError(
                     f"Study {record['study']} failed ({record['error_code']}): {record['error_text']} With "
                     "--strict the run stops here; finished studies are kept for --resume, no manifest is written."
                 )
+    sweep(preparation.folder)
     return len(todo)
+
+
+def _record(preparation: Preparation, outcome: Outcome) -> Any:
+    if isinstance(outcome.error, LostTaskError):
+        return preparation.prepare(outcome.item, refused=KILLED)
+    return outcome.get()
 
 
 def _interval() -> float:
@@ -74,11 +90,7 @@ def prepare_apart(preparation: Preparation, job: Job) -> dict[str, Any]:
             return pool.submit(preparation.prepare, without_headers(job)).result()
         except BrokenProcessPool:
             sweep(preparation.folder)
-            text = (
-                "The process that prepared this study alone was killed, most likely for want of memory. Free memory, "
-                "or make its images smaller; --resume tries it again."
-            )
-            return preparation.prepare(job, refused=StudyError("killed", text))
+            return preparation.prepare(job, refused=KILLED)
 
 
 def without_headers(job: Job) -> Job:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from exams import dicom_exam, prepare
 from programs import load_program
 from small_cohort import SETTINGS, train
 
@@ -89,33 +90,55 @@ def test_values_are_read_as_monai_reads_them(program: ModuleType) -> None:
 # --- Ray ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[Any]:
     """A Ray cluster of two nodes with one core each, on this machine: the head and one that may be taken away."""
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'mri-alm[cluster]'")
     from ray.cluster_utils import Cluster
 
-    monkeypatch.setenv("RAY_gcs_server_request_timeout_seconds", "200")  # a busy machine
-    monkeypatch.setenv("RAY_gcs_rpc_server_connect_timeout_s", "100")
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}")
+    settings = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_gcs_server_request_timeout_seconds": "200",  # a busy machine
+        "RAY_gcs_rpc_server_connect_timeout_s": "100",
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+    }
     options = {"num_cpus": 1, "object_store_memory": 80_000_000}
-    cluster = Cluster()
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in settings.items():
+            patch.setenv(name, value)
+        cluster = Cluster()
         try:
-            cluster.add_node(**options, include_dashboard=False)
-            second = cluster.add_node(**options)
-        except Exception as error:  # Ray raises this very class
-            pytest.skip(f"Ray's nodes did not come up within the 30 seconds that it gives them: {str(error)[:80]}")
-        yield cluster, second
-    finally:
-        cluster.shutdown()
+            try:
+                cluster.add_node(**options, include_dashboard=False)
+                second = cluster.add_node(**options)
+            except Exception as error:  # Ray raises this very class
+                pytest.skip(f"Ray's nodes did not come up within the 30 seconds that it gives them: {str(error)[:80]}")
+            yield cluster, second
+        finally:
+            cluster.shutdown()
 
 
-@pytest.mark.slow
-@pytest.mark.alone
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def on_ray(test: Callable[..., None]) -> Callable[..., None]:
+    """Slow, alone, and with Ray's own warnings."""
+    names = ("ResourceWarning", "DeprecationWarning", "FutureWarning", "pytest.PytestUnraisableExceptionWarning")
+    ignored = pytest.mark.filterwarnings(*(f"ignore::{name}" for name in names))
+    return pytest.mark.slow(pytest.mark.alone(ignored(test)))
+
+
+@on_ray
+def test_studies_prepared_on_a_cluster_are_those_of_threads(tmp_path: Path, two_nodes: Any) -> None:
+    cluster, _ = two_nodes
+    for number in range(3):
+        dicom_exam(tmp_path / "in" / f"p{number}", number)
+    dicom_exam(tmp_path / "in" / "lacks", 3, without=(4,))
+    whole = prepare(tmp_path / "in", tmp_path / "c").rows
+    for row in whole:
+        shutil.rmtree(tmp_path / "c" / row["study"])
+    outcome = prepare(tmp_path / "in", tmp_path / "c", resume=True, backend="ray", address=cluster.address)
+    assert (outcome.kept, outcome.rows) == (0, whole)
+
+
+@on_ray
 def test_a_node_lost_on_the_way_loses_nothing(
     manifest: Path, tmp_path: Path, two_nodes: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

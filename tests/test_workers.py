@@ -1,6 +1,7 @@
 """Memory that runs out while a study is prepared: as an error, and as the system's SIGKILL."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from exams import dicom_exam, prepare
 
 import mri_alm.workers
 from mri_alm.errors import StudyError, memory_ran_out
-from mri_alm.preparation import Preparation
+from mri_alm.preparation import Job, Preparation
 
 ROOT = Path(__file__).parents[1]
 
@@ -144,3 +145,30 @@ def test_what_an_earlier_kill_took_along_is_prepared_alone_and_may_be_killed_aga
     assert "most likely for want of memory" in outcome.rows[0]["error_text"]
     assert not list((tmp_path / "c").glob(".part-*"))
     assert prepare(export, tmp_path / "c", resume=True).failed == 0
+
+
+class Deadly(Preparation):
+    """Kills the process that prepares the study named in a file beside the cohort."""
+
+    def prepare(self, job: Job, refused: StudyError | None = None) -> dict[str, Any]:
+        if refused is None and job.key == (self.folder.parent / "victim").read_text():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().prepare(job, refused)
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_costs_its_study_alone_and_says_no_name(
+    export: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = prepare(export, tmp_path / "c").rows
+    for row in whole[:2]:
+        shutil.rmtree(tmp_path / "c" / row["study"])
+    (tmp_path / "victim").write_text(whole[0]["study"])
+    monkeypatch.setattr("mri_alm.prepared_cohort.Preparation", Deadly)
+    outcome = prepare(export, tmp_path / "c", resume=True, backend="loky")
+    assert [row["error_code"] for row in outcome.rows] == ["killed", "", ""]
+    assert "A worker died (killed, or out of memory)." in caplog.text
+    assert str(export) not in caplog.text
+    assert not list((tmp_path / "c").glob(".part-*"))
+    monkeypatch.undo()
+    assert prepare(export, tmp_path / "c", resume=True, backend="loky").rows == whole
