@@ -21,6 +21,13 @@ from mri_alm.volume import build_mean, build_volume
 __all__ = ["Study", "StudyFiles", "find_studies", "read_series", "read_study", "study_key", "with_headers"]
 
 _VENDORS = r"\b(siemens|philips|ge|canon|toshiba|uih|hitachi|fujifilm|mri-alm)\b"
+_MODELS = (  # Siemens, GE, Philips, Toshiba and Canon, Hitachi, United Imaging, and our phantom
+    r"\b(magnetom|aera|altea|amira|avanto|biograph|cima\.x|espree|essenza|flow|free\.max|lumina|mmr|prisma|sempra|skyra"
+    r"|sola|spectra|symphony|terra|trio|triotim|verio|vida|signa|architect|artist|discovery|excite|explorer|hdxt?|hero"
+    r"|mr360|mr450w?|mr750w?|optima|pioneer|premier|voyager|achieva|ambition|dstream|elition|evolution|ingenia|intera"
+    r"|mr5300|mr7700|multiva|panorama|elan|fortian|galan|orian|titan|vantage|echelon|oval|oasis"
+    r"|umr|5[5-8]0|588|6[678]0|7[789]0|8[789]0|jupiter|omega|mri-alm|phantom)\b"
+)
 
 
 @dataclass
@@ -141,6 +148,12 @@ def _vendor(text: str) -> str:
     return found[0] if found else "other" if text else ""
 
 
+def _model(text: str) -> str:
+    """The known product names in a scanner's model name, for the same reason."""
+    found = re.findall(_MODELS, text, re.IGNORECASE)
+    return " ".join(found) or ("other" if text else "")
+
+
 def _facts(files: StudyFiles, t2: Series, used: frozenset[Path]) -> dict[str, Any]:
     """Scanner and file counts; seen = used + ignored + failed."""
     header = files.headers[files.files.index(t2.frames[0].file)]
@@ -148,7 +161,7 @@ def _facts(files: StudyFiles, t2: Series, used: frozenset[Path]) -> dict[str, An
     strength = header.get("MagneticFieldStrength")
     return {
         "vendor": _vendor(str(header.get("Manufacturer") or "")),
-        "model": str(header.get("ManufacturerModelName") or ""),
+        "model": _model(str(header.get("ManufacturerModelName") or "")),
         "field_strength": float(strength) if isinstance(strength, (int, float)) else None,
         "files_seen": seen,
         "files_used": len(used),

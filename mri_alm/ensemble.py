@@ -20,7 +20,7 @@ from scipy.special import expit
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from mri_alm.errors import InputError, StudyError, find_cause, memory_ran_out
+from mri_alm.errors import InputError, StudyError, find_cause, itk_failed, memory_ran_out
 from mri_alm.files import load_tensors, read_json, sha256
 from mri_alm.inspection import inspect_config, refuse
 from mri_alm.operating_point import OperatingPoint
@@ -150,7 +150,7 @@ def for_each_study(
         try:
             return function(item)
         except Exception as error:
-            if cause := find_cause(error, StudyError) or memory_ran_out(error):
+            if cause := find_cause(error, StudyError) or memory_ran_out(error) or itk_failed(error):
                 return cause
             raise
 

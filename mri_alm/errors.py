@@ -1,10 +1,13 @@
 """The two kinds of bad input, each a sentence a person can act on."""
 
+import re
 from collections.abc import Sequence
 from typing import TypeVar
 
 # How ITK and PyTorch say it, which have no error of their own for it.
 _NO_MEMORY = ("failed to allocate memory", "bad_alloc", "can't allocate memory", "not enough memory", "out of memory")
+
+_ITK = re.compile(r"Exception thrown in SimpleITK (\w+)")
 
 
 class InputError(ValueError):
@@ -53,6 +56,25 @@ def memory_ran_out(error: BaseException) -> StudyError | None:
                 "memory",
                 "Memory ran out while this study was prepared. Prepare fewer at once (--workers 1, or --threads 1 in "
                 "training), free memory, or make its images smaller.",
+            )
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def itk_failed(error: BaseException) -> StudyError | None:
+    """A study's error in words when it, or one of its causes, is one of ITK's for its images; else None.
+
+    ITK's own text is left out: it may hold file names.
+    """
+    if memory_ran_out(error):
+        return None
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, RuntimeError) and (step := _ITK.search(str(cause))):
+            return StudyError(
+                "itk",
+                f"SimpleITK refused an image of this study ({step[1]}), most likely for its size, spacing or values. "
+                "Look at the images; leave the study out, or choose other series in the rules.",
             )
         cause = cause.__cause__ or cause.__context__
     return None

@@ -1,5 +1,6 @@
 """A directory tree -> the DICOM studies in it, by headers only; every file is accounted for."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from mri_alm.dicom_file import DAMAGED, read_dicom, silence_readers
 from mri_alm.diffusion import DIRECTION_TAGS, GE_B, PHILIPS_B, SIEMENS_B, UIH_B
 from mri_alm.errors import InputError
 from mri_alm.series import frames_of
+from mri_alm.sources import IMAGE, walk
 from mri_alm.tasks import Pool, run_tasks
 
 # Only these elements are ever read from a header: no name, birth date or accession number enters the program.
@@ -26,6 +28,8 @@ HEADER_TAGS: list[Any] = [
     SIEMENS_B, PHILIPS_B, GE_B, UIH_B, *DIRECTION_TAGS,
 ]  # fmt: skip
 DICOMDIR = "1.2.840.10008.1.3.10"
+_OTHER_FORM = "an image file among DICOM studies; list such studies in a table of image files and prepare them by it"
+_MASK = re.compile("mask|seg|gland|zone|lesion|roi|label", re.IGNORECASE)
 FILES_AT_ONCE = 500  # that one process reads; four times as many are worth starting processes for
 
 
@@ -52,8 +56,8 @@ def find_studies(root: Path, *, keep: int | None = None) -> list[StudyFiles]:
     """Studies in a directory tree with any file names, ordered by their first file.
 
     Every file ends up in exactly one study, as image, ignored or failed. A file that is no image counts with the study
-    nearest to it; a top folder with unreadable files and no image at all becomes a study of its own without images, so
-    that it cannot vanish in silence.
+    nearest to it; a top folder with unreadable files, or with NIfTI and the like that are no masks, and no DICOM image
+    at all becomes a study of its own without images, so that it cannot vanish in silence.
 
     Args:
         root: Where to look, at any depth. Thousands of files are read by one process per core.
@@ -66,7 +70,7 @@ def find_studies(root: Path, *, keep: int | None = None) -> list[StudyFiles]:
     silence_readers()
     if not root.is_dir():
         raise InputError(f"{root}: no such directory. Give a folder with DICOM files.")
-    files = sorted(path for path in root.rglob("*") if path.is_file())
+    files = sorted(walk(root))
     studies: dict[str, StudyFiles] = {}
     strays: list[_File] = []
     seen: set[str] = set()
@@ -85,8 +89,11 @@ def find_studies(root: Path, *, keep: int | None = None) -> list[StudyFiles]:
     homes = _homes(studies.values())
     for file in strays:
         uid = _top(file.path, root)
-        study = _nearest(file.path, root, homes, file.failed) or studies.setdefault(uid, StudyFiles(uid))
-        (study.failed if file.failed else study.ignored)[file.path] = file.reason
+        name = file.path.name
+        expected = file.failed or bool(homes and IMAGE.search(name) and not _MASK.search(name))
+        study = _nearest(file.path, root, homes, expected) or studies.setdefault(uid, StudyFiles(uid))
+        failed = file.failed or (expected and not study.files)
+        (study.failed if failed else study.ignored)[file.path] = file.reason if failed == file.failed else _OTHER_FORM
     if not studies:
         raise InputError(f"{root}: the folder is empty. Give a folder with DICOM files.")
     return list(studies.values())

@@ -20,7 +20,7 @@ from mri_alm.atomic import complete
 from mri_alm.cohort_rules import CohortRules, tidy
 from mri_alm.dicom import StudyFiles, read_study, study_key, with_headers
 from mri_alm.dicom_file import silence_readers
-from mri_alm.errors import StudyError, memory_ran_out
+from mri_alm.errors import StudyError, itk_failed, memory_ran_out
 from mri_alm.files import write_bytes, write_json, write_nifti
 from mri_alm.images import Images, Report, crop_centre, load_images, onto_grid, study_images
 from mri_alm.qc_picture import study_strip
@@ -119,13 +119,13 @@ class Preparation:
             if refused:
                 raise refused
             images, report = self._load(job, read)
-            record |= _geometry(images)
+            record |= _geometry(images) | {"content": _content(images)}
             spacing, size, centre = self.rules.spacing, self.rules.size, crop_centre(job.item)
             images, report = onto_grid(images, report, spacing=spacing, size=size, center_mm=centre)
             record |= _facts(report)
-            record["content"] = self._write(images, part)
+            self._write(images, part)
         except (StudyError, MemoryError, RuntimeError) as error:
-            failure = error if isinstance(error, StudyError) else memory_ran_out(error)
+            failure = error if isinstance(error, StudyError) else memory_ran_out(error) or itk_failed(error)
             if failure is None:
                 raise
             shutil.rmtree(part)
@@ -146,14 +146,14 @@ class Preparation:
         return study_key(f"file:{self._name(file)}", self.salt)
 
     def digest(self, job: Job) -> str:
-        """SHA-256 of what a study's result depends on: its files' names, sizes and times, settings and versions."""
+        """SHA-256 of what a study's result depends on: its files' names, sizes, times and roles, settings, versions."""
         state = hashlib.sha256(self.settings.encode())
         gland = [Path(job.item["gland"])] if "gland" in job.item else []
         for file in [*job.source.files, *filter(Path.is_file, gland)]:
             status = file.stat() if file.exists() else None
             state.update(f"{self._name(file)}|{status and (status.st_size, status.st_mtime_ns)}\n".encode())
-        columns = {name: value for name, value in job.source.item.items() if name != "dicom"}
-        state.update(repr((sorted(columns), job.item.get("crop_center_mm"), self._by_hand(job))).encode())
+        columns = {name: self._name(Path(value)) for name, value in job.source.item.items() if name != "dicom"}
+        state.update(repr((sorted(columns.items()), job.item.get("crop_center_mm"), self._by_hand(job))).encode())
         return state.hexdigest()
 
     def _load(self, job: Job, read: _Read) -> tuple[Images, Report]:
@@ -184,13 +184,12 @@ class Preparation:
         names = [job.key, *job.source.names]
         return dict(next((self.rules.studies[name] for name in names if name in self.rules.studies), {}))
 
-    def _write(self, images: Images, part: Path) -> dict[str, str]:
-        """Images and picture of a prepared item; gives the digest of each image's voxels."""
+    def _write(self, images: Images, part: Path) -> None:
+        """Images and picture of a prepared item."""
         for name, image in images.items():
             write_nifti(part / f"{name}.nii.gz", image if name == "valid" else _rounded(image))
         arrays = {name: sitk.GetArrayFromImage(image) for name, image in images.items()}
         write_bytes(part / "qc.jpg", study_strip(arrays, self.rules.spacing))
-        return {name: hashlib.sha256(arrays[name].tobytes()).hexdigest() for name in ("t2", "adc", "hbv")}
 
     def _accounts(self, job: Job, read: _Read, record: dict[str, Any]) -> dict[str, Any]:
         """Every file of the study, by key: used, ignored or failed, with the reason."""
@@ -229,6 +228,12 @@ class Preparation:
     def _name(self, file: Path) -> str:
         base = self.root if self.root.is_dir() else self.root.parent
         return tidy(str(file.relative_to(base) if file.is_relative_to(base) else file))
+
+
+def _content(images: Images) -> dict[str, str]:
+    """Digest of each image's voxels as they were read, by which copies are known whatever their crop."""
+    arrays = {name: sitk.GetArrayFromImage(images[name]).astype(np.float32) for name in ("t2", "adc", "hbv")}
+    return {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in arrays.items()}
 
 
 def _geometry(images: Images) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 import SimpleITK as sitk  # noqa: N813
 from numpy.typing import NDArray
 
-from mri_alm.errors import InputError, StudyError
+from mri_alm.errors import InputError, StudyError, itk_failed
 
 MAX_SHIFT_MM = 15.0
 MAX_ROTATION_DEG = 10.0
@@ -55,19 +55,33 @@ def register_rigid(fixed: sitk.Image, moving: sitk.Image) -> Registration:
     Args:
         fixed: T2.
         moving: ADC map or low-b image in the same frame of reference.
+
+    Returns:
+        What was found; also for images that cannot be registered, such as three slices: refused, with the reason.
     """
+    try:
+        return _registered(fixed, moving)
+    except RuntimeError as error:
+        if itk_failed(error) is None:
+            raise
+        return _untried("too few slices or too little structure to register")
+
+
+def _registered(fixed: sitk.Image, moving: sitk.Image) -> Registration:
     reference = _field(fixed, IN_PLANE_MM)
     moving = _around(sitk.Cast(moving, sitk.sitkFloat32), reference)
     start = sitk.Euler3DTransform()
     start.SetCenter(image_centre(fixed))
     coverage = sitk.Resample(_ones(moving), reference, start, sitk.sitkNearestNeighbor)
     if np.mean(sitk.GetArrayViewFromImage(coverage)) < MIN_OVERLAP:
-        return Registration(
-            sitk.Transform(3, sitk.sitkIdentity), False, 0.0, 0.0, 0.0, 0.0, "hardly any overlap with T2"
-        )
+        return _untried("hardly any overlap with T2")
     before = _mutual_information(reference, moving, start)
     found = _optimise(reference, moving, start)
     return _gate(found, before, _mutual_information(reference, moving, found))
+
+
+def _untried(reason: str) -> Registration:
+    return Registration(sitk.Transform(3, sitk.sitkIdentity), False, 0.0, 0.0, 0.0, 0.0, reason)
 
 
 def image_centre(image: sitk.Image) -> tuple[float, float, float]:

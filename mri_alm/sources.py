@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mri_alm.errors import StudyError
+from mri_alm.errors import InputError, StudyError
 
 IMAGE = re.compile(r"\.(nii|nii\.gz|mha|mhd|nrrd)$", re.IGNORECASE)
 
@@ -70,10 +70,25 @@ class Input:
 
 
 def walk(root: Path) -> Iterator[Path]:
-    """All files below a folder, sorted within each folder."""
-    for folder, folders, files in os.walk(root):
+    """All files below a folder, sorted within each folder; links are followed, a folder met again is left out.
+
+    Raises:
+        InputError: If a folder cannot be listed: its studies would vanish in silence.
+    """
+    seen = set()
+    for folder, folders, files in os.walk(root, followlinks=True, onerror=_refuse):
+        if (place := os.path.realpath(folder)) in seen:
+            folders.clear()
+            continue
+        seen.add(place)
         folders.sort()
         yield from (path for name in sorted(files) if (path := Path(folder) / name).is_file())
+
+
+def _refuse(error: OSError) -> None:
+    raise InputError(
+        f"The folder {error.filename} cannot be listed ({error.strerror}). Get access to it, or leave it out."
+    ) from error
 
 
 def stem(file: Path) -> str:

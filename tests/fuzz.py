@@ -12,9 +12,10 @@ from dicom_writer import Scan, compress, write, write_enhanced
 from pydicom.dataset import Dataset
 
 from mri_alm.dicom import find_studies, read_study
-from mri_alm.errors import InputError, StudyError
-from mri_alm.transforms import LoadProstateStudyd
+from mri_alm.errors import InputError, StudyError, itk_failed
+from mri_alm.images import load_images, onto_grid, study_images
 
+GRID: dict[str, Any] = {"spacing": (2.0, 2.0, 3.0), "size": (12, 12, 4)}
 ABSURD = (0, 1, 3, 255, 256, 32767, 65535)
 FORMATS = ("dicom", "enhanced", "jpeg2000", "nii", "nii.gz", "mha", "nrrd", "bval")
 
@@ -93,20 +94,24 @@ def damage(path: Path, rng: np.random.Generator) -> None:
 
 
 def read(form: str, folder: Path) -> str:
-    """Read a damaged case the way the programs do; what came of it in a word."""
+    """Read and register a damaged case the way the programs do; what came of it in a word."""
     try:
         if form in FORMATS[:3]:
             for files in find_studies(folder):
-                read_study(files)
+                onto_grid(*study_images(read_study(files)), **GRID)
         else:
             suffix = {"bval": "nii.gz"}.get(form, form)
             item: dict[str, Any] = {"t2": folder / f"t2.{suffix}", "adc": folder / f"adc.{suffix}"}
             item |= {"dwi": folder / "dwi.nii.gz"} if form == "bval" else {"hbv": folder / f"hbv.{suffix}"}
-            LoadProstateStudyd()({key: str(path) for key, path in item.items()})
+            onto_grid(*load_images({key: str(path) for key, path in item.items()}), **GRID)
     except StudyError as error:
         return error.code
     except InputError:
         return "input"
+    except RuntimeError as error:
+        if failure := itk_failed(error):
+            return failure.code
+        raise
     return "read"
 
 

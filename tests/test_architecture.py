@@ -90,7 +90,7 @@ EDGES = {
         "threshold",
         "tracking",
     },
-    "headers": {"dicom_file", "diffusion", "errors", "series", "tasks"},
+    "headers": {"dicom_file", "diffusion", "errors", "series", "sources", "tasks"},
     "image_file": {"dicom_file", "errors", "volume"},
     "locks": {"errors"},
     "losses": {"errors"},

@@ -18,7 +18,9 @@ import SimpleITK as sitk  # noqa: N813
 from exams import GRID, SHAPE, check_invariants, dicom_exam, image_exam, prepare, write_image, write_text
 from monai.transforms import Compose
 
+import mri_alm.images
 from mri_alm.cohort import Cohort, read_manifest
+from mri_alm.cohort_check import check_cohort
 from mri_alm.cohort_text import dry_run, summary_text
 from mri_alm.errors import InputError, StudyError
 from mri_alm.preparation import Preparation
@@ -251,6 +253,73 @@ def test_dry_run_shows_roles_and_writes_nothing(export: Path, labels: Path, tmp_
     assert "patient" not in text.lower().replace("a patient with", "")
 
 
+def test_what_itk_refuses_goes_unregistered_or_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, name in enumerate("abc"):
+        image_exam(tmp_path / "in" / name, number, {"t2": "t2.nii.gz", "adc": "adc.nii.gz", "hbv": "hbv.nii.gz"})
+    for name in ("adc", "hbv"):  # too few slices for ITK's filters
+        path = str(tmp_path / "in" / "a" / f"{name}.nii.gz")
+        sitk.WriteImage(sitk.ReadImage(path)[:, :, 1:4], path)
+    rules = {"size": [12, 12, 4]}
+    outcome = prepare(tmp_path / "in", tmp_path / "c", rules=rules)
+    found = {source.uid: record_of(tmp_path / "c", source.names[-1]) for source in outcome.found.sources}
+    assert found["a"]["registration"]["reason"] == "too few slices or too little structure to register"
+    assert any("Registration refused" in text for text in found["a"]["warnings"])
+    assert [row["error_code"] for row in outcome.rows] == ["", "", ""]
+
+    original = mri_alm.images.resample
+
+    def strict(image: sitk.Image, *words: Any, **options: Any) -> Any:
+        if image.GetSize()[2] == 3:
+            raise RuntimeError(f"Exception thrown in SimpleITK ResampleImageFilter_Execute: {tmp_path}: too thin")
+        return original(image, *words, **options)
+
+    monkeypatch.setattr(mri_alm.images, "resample", strict)
+    rows = prepare(tmp_path / "in", tmp_path / "d", rules=rules).rows
+    assert sorted(row["error_code"] for row in rows) == ["", "", "itk"]
+    (text,) = [row["error_text"] for row in rows if row["error_code"]]
+    assert text.startswith("SimpleITK refused an image of this study (ResampleImageFilter_Execute)")
+    assert str(tmp_path) not in text
+
+
+def test_links_are_followed_once(tmp_path: Path) -> None:
+    dicom_exam(tmp_path / "elsewhere", 0)
+    dicom_exam(tmp_path / "in" / "p1", 1)
+    (tmp_path / "in" / "p0").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "in" / "p1" / "loop").symlink_to(tmp_path / "in")
+    outcome = prepare(tmp_path / "in", tmp_path / "c")
+    assert sorted(source.uid for source in outcome.found.sources) == ["1.2.9.0", "1.2.9.1"]
+    assert outcome.failed == 0
+
+
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dicom_exam(tmp_path / "in" / "p0", 0)
+    (tmp_path / "in" / "closed").mkdir()
+    scan = os.scandir
+
+    def closed(path: Any) -> Any:
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", closed)  # root may list everything
+    with pytest.raises(InputError, match=r"in/closed cannot be listed \(Permission denied\)\. Get access to it, or"):
+        prepare(tmp_path / "in", tmp_path / "c")
+
+
+def test_image_files_among_dicom_do_not_vanish(tmp_path: Path) -> None:
+    dicom_exam(tmp_path / "in" / "p0", 0)
+    write_image(tmp_path / "in" / "p0" / "t2.nii.gz", np.ones(SHAPE))
+    write_image(tmp_path / "in" / "masks" / "p0_gland.nii.gz", np.ones(SHAPE))
+    image_exam(tmp_path / "in" / "p1", 1, {"t2": "t2.nii.gz", "adc": "adc.nii.gz", "hbv": "hbv.nii.gz"})
+    outcome = prepare(tmp_path / "in", tmp_path / "c")
+    check_invariants(tmp_path / "in", tmp_path / "c", outcome)
+    (row,) = [row for row in outcome.rows if row["error_code"]]
+    assert (row["error_code"], row["files_failed"]) == ("no_images", 3)
+    assert "an image file among DICOM studies; list such studies in a table" in row["error_text"]
+    (row,) = [row for row in outcome.rows if not row["error_code"]]
+    assert row["files_ignored"] == 2 + 5 * 6 - row["files_used"]
+
+
 # --- Resume ---------------------------------------------------------------------------------------------------------
 
 
@@ -280,6 +349,28 @@ def test_only_what_changed_is_done_again(tmp_path: Path, monkeypatch: pytest.Mon
     done.clear()
     prepare(tmp_path / "in", tmp_path / "c", resume=True, rules={"size": [10, 10, 6]})  # another grid
     assert len(done) == 4
+
+
+def test_files_that_change_their_roles_are_prepared_again(tmp_path: Path) -> None:
+    image_exam(tmp_path / "in", 0, {"t2": "t2.nii.gz", "adc": "adc.nii.gz", "hbv": "hbv.nii.gz"})
+    rows = "study,t2,adc,hbv\nA,in/{},in/adc.nii.gz,in/{}\n"
+    table = write_text(tmp_path / "studies.csv", rows.format("t2.nii.gz", "hbv.nii.gz"))
+    before = prepare(table, tmp_path / "c").rows[0]["study"]
+    content = record_of(tmp_path / "c", before)["content"]
+    write_text(table, rows.format("hbv.nii.gz", "t2.nii.gz"))
+    assert prepare(table, tmp_path / "c", resume=True).kept == 0
+    after = record_of(tmp_path / "c", before)["content"]
+    assert (after["t2"], after["hbv"]) == (content["hbv"], content["t2"])
+
+
+def test_a_copy_is_known_by_its_voxels_whatever_its_crop(tmp_path: Path) -> None:
+    image_exam(tmp_path / "in", 0, {"t2": "t2.nii.gz", "adc": "adc.nii.gz", "hbv": "hbv.nii.gz"})
+    paths = "in/t2.nii.gz,in/adc.nii.gz,in/hbv.nii.gz"
+    table = f"study,patient,label,t2,adc,hbv,crop_center_mm\nA,a,1,{paths},18 20 6\nB,b,0,{paths},\n"
+    outcome = prepare(write_text(tmp_path / "studies.csv", table), tmp_path / "c")
+    text, safe = check_cohort(tmp_path / "c")
+    assert not safe
+    assert f"copy: {', '.join(row['study'] for row in outcome.rows)} have the same t2, adc, hbv" in text
 
 
 @pytest.mark.slow

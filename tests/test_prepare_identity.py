@@ -41,7 +41,7 @@ def plant(ds: Dataset, index: int) -> None:
     for keyword in ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID", "FrameOfReferenceUID"):
         setattr(ds, keyword, f"{UID}.{getattr(ds, keyword)[-20:]}")
     ds.file_meta.MediaStorageSOPInstanceUID = ds.SOPInstanceUID
-    ds.Manufacturer, ds.ManufacturerModelName = f"SIEMENS {MARK}", "Skyra"  # a model is kept: DICOM's own profile does
+    ds.Manufacturer, ds.ManufacturerModelName = f"SIEMENS {MARK}", f"Skyra of {MARK}"
     ds.add_new((0x0019, 0x0010), "LO", "SIEMENS MR HEADER")
     ds.add_new((0x0009, 0x0010), "LO", MARK)
     ds.add_new((0x0009, 0x1001), "LO", MARK)
