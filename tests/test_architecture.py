@@ -153,7 +153,7 @@ EDGES = {
     "qc_picture": set(),
     "registration": {"errors"},
     "report": set(),
-    "run_record": {"errors", "files", "operating_point"},
+    "run_record": {"errors", "files", "operating_point", "threshold"},
     "run_report": {"full_evaluation", "html_report", "report"},
     "schedule": {"errors", "scores"},
     "scores": {"errors"},
