@@ -16,7 +16,7 @@ class TradeOff:
     """The slider's steps for one way to set the threshold.
 
     Attributes:
-        key: ``"calibration"`` (a cohort of its own), ``"held_out"`` (training studies by members that did not see
+        key: ``"calibration"`` (a cohort of its own), ``"held_out"`` (training patients by members that did not see
             them) or ``"evaluated"`` (these labels).
         positives: How many the threshold is set on.
         start: Position of the step to begin with: the shipped one, else no false negative.

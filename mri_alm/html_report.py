@@ -41,9 +41,9 @@ _BASIS = {
     ),
     "held_out": (
         "Held-out training exams (as the operating point is)",
-        "The threshold is set on the {n} positives of training exams scored by members that did not see them, then "
-        "tried on the exams evaluated here. This is how threshold.json is made. The law of new misses is approximate: "
-        "those are not scores of the whole ensemble.",
+        "The threshold is set on the {n} positive patients of training exams scored by members that did not see them, "
+        "then tried on the exams evaluated here. This is how threshold.json is made. The law of new misses is "
+        "approximate: those are not scores of the whole ensemble.",
     ),
     "evaluated": (
         "The exams evaluated here (evaluation only)",
@@ -228,6 +228,6 @@ def _cohort(evaluation: Evaluation) -> list[tuple[str, int, str]]:
         labels, on = list(run.trained.values()), run.held_out[0]
         found += [
             ("Training cohort of the run", len(labels), f"{sum(labels)} need contrast"),
-            ("Of these held out at least once", on.size, f"{on.sum()} need contrast; the threshold rests on them"),
+            ("Patients of it held out once or more", on.size, f"{on.sum()} need contrast; the threshold rests on them"),
         ]
     return found

@@ -72,8 +72,25 @@ def read_image(path: Path, name: str, *, mask: bool = False) -> sitk.Image:
     return clean
 
 
+def voxels_of(image: Path) -> list[Path]:
+    """The files beside a header that hold its voxels; none where it holds them itself or names another place."""
+    return [file for file in _named_voxels(image) if file != image and _lies_beside(file, image)]
+
+
 def _check_place(path: Path, name: str) -> None:
     """Refuse a header that takes its voxels from anywhere but a file beside it: it could name any file there is."""
+    if not all(_lies_beside(file, path) for file in _named_voxels(path)):
+        raise StudyError(
+            "unreadable", f"Column {name}: its voxels are not in one file beside its header. Export it again."
+        )
+
+
+def _lies_beside(file: Path, image: Path) -> bool:
+    return file.is_file() and file.resolve().parent == image.parent.resolve()
+
+
+def _named_voxels(path: Path) -> list[Path]:
+    """What a header names as the place of its voxels, wherever that is; empty when they are in the same file."""
     files: list[str] = []
     if path.suffix.lower() in (".hdr", ".img"):
         files = [path.with_suffix(ending).name for ending in (".hdr", ".img")]
@@ -85,11 +102,7 @@ def _check_place(path: Path, name: str) -> None:
         found = {match.decode("latin-1") for match in _ELSEWHERE.findall(header)}
         needed = path.suffix.lower() in (".mha", ".mhd", ".nhdr") or len(header) == LONGEST_HEADER
         files = sorted(found - {"LOCAL"}) if found or not needed else ["?"]
-    beside = (path.parent / file for file in files)
-    if not all(file.is_file() and file.resolve().parent == path.parent.resolve() for file in beside):
-        raise StudyError(
-            "unreadable", f"Column {name}: its voxels are not in one file beside its header. Export it again."
-        )
+    return [path.parent / file for file in files]
 
 
 def _check_claim(reader: sitk.ImageFileReader, path: Path, name: str) -> None:

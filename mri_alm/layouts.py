@@ -10,6 +10,7 @@ import pydicom
 from mri_alm.cohort_rules import LAYOUTS, CohortRules, tidy
 from mri_alm.dicom import StudyFiles, find_studies
 from mri_alm.errors import InputError, StudyError
+from mri_alm.image_file import voxels_of
 from mri_alm.labels import read_table
 from mri_alm.named_files import named_sources, role_of
 from mri_alm.sources import IMAGE, Input, Source, bvals_of, stem, unusable, walk
@@ -38,6 +39,7 @@ def find_sources(root: Path, rules: CohortRules) -> Input:
     sources, outside = readers[layout](root, rules)
     if not sources:
         raise InputError(f"{root}: no study found, read as layout {layout}. Force another one in the rules file.")
+    _take_voxels(sources, outside)
     for source in sources:
         if not source.error and "dicom" not in source.item:
             source.error = _incomplete(source)
@@ -61,6 +63,18 @@ def detect_layout(root: Path) -> str:
         elif _is_dicom(file):
             return "dicom"
     return "named" if images else "dicom"
+
+
+def _take_voxels(sources: list[Source], outside: dict[Path, str]) -> None:
+    """Count voxels apart from their header with the image they belong to, whatever their own names made of them."""
+    owned = [{file: role for image, role in one.used.items() for file in voxels_of(image)} for one in sources]
+    every = set().union(*owned)
+    for place in (outside, *(place for one in sources for place in (one.ignored, one.failed))):
+        for file in place.keys() & every:
+            del place[file]
+    for source, files in zip(sources, owned, strict=True):
+        source.failed |= {file: reason for file in files if (reason := unusable(file))}
+        source.used |= files
 
 
 def _is_dicom(file: Path) -> bool:

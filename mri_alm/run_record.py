@@ -12,6 +12,7 @@ from scipy.special import expit
 from mri_alm.errors import InputError
 from mri_alm.files import read_csv, sha256
 from mri_alm.operating_point import OperatingPoint
+from mri_alm.threshold import one_score_per_patient
 
 _PLACES = ("run_dir", "cache_dir", "cohort", "bundle_root", "part", "split", "threads")  # of this machine or this start
 
@@ -25,7 +26,8 @@ class RunRecord:
         exclude: Studies left out.
         versions: Package to version.
         point: The operating point.
-        held_out: Labels ``(H,)`` and scores ``(H,)`` of training studies by members that did not see them.
+        held_out: Labels ``(H,)`` and scores ``(H,)`` of training patients by members that did not see them: what the
+            operating point is set on.
         trained: Study to label of all training studies.
         synthetic: Whether they are phantoms.
         history: Per split, the report of every epoch.
@@ -60,6 +62,7 @@ def read_run(folder: Path) -> RunRecord:
         checkpoints = threshold.pop("checkpoints")
         splits = {name: json.loads((folder / name / "split.json").read_text("utf-8")) for name in checkpoints}
         held_out, trained = read_csv(folder / "heldout.csv"), read_csv(folder / "splits.csv")
+        patient = {row["study"]: row["patient"] for row in trained}
         members = {"validation": metrics["validation_auc"]["members"]}
         if "test" in metrics:
             members["test"] = metrics["test"]["member_auc"]["members"]
@@ -68,7 +71,8 @@ def read_run(folder: Path) -> RunRecord:
             exclude=tuple(map(str, config["settings"].get("exclude") or ())),
             versions=config["versions"],
             point=OperatingPoint.from_json(threshold),
-            held_out=(
+            held_out=one_score_per_patient(
+                [patient[row["study"]] for row in held_out],
                 np.array([int(row["label"]) for row in held_out]),
                 expit(np.array([float(row["logit"]) for row in held_out])),
             ),

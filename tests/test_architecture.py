@@ -56,7 +56,7 @@ EDGES = {
     "images": {"content", "dicom", "diffusion", "errors", "image_file", "registration"},
     "inspection": {"allowed_names", "errors"},
     "labels": {"cohort", "cohort_rules", "errors", "sources"},
-    "layouts": {"cohort_rules", "dicom", "errors", "labels", "named_files", "sources"},
+    "layouts": {"cohort_rules", "dicom", "errors", "image_file", "labels", "named_files", "sources"},
     "evaluation": {"calibration", "errors", "evaluation_data", "metrics", "statistics", "summary", "threshold"},
     "evaluation_data": {"errors", "files", "threshold"},
     "evaluation_files": {
@@ -153,7 +153,7 @@ EDGES = {
     "qc_picture": set(),
     "registration": {"errors"},
     "report": set(),
-    "run_record": {"errors", "files", "operating_point"},
+    "run_record": {"errors", "files", "operating_point", "threshold"},
     "run_report": {"full_evaluation", "html_report", "report"},
     "schedule": {"errors", "scores"},
     "scores": {"errors"},

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import load_program
 
 from mri_alm.cohort_check import check_cohort
 from mri_alm.errors import InputError
@@ -42,6 +43,23 @@ def test_a_sound_cohort(tmp_path: Path) -> None:
         ["scanner", "ge", "Skyra", "3.0", "T", "3", "0", "3", "0", "0"],
         ["scanner", "siemens", "Skyra", "3.0", "T", "9", "6", "3", "0", "0"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "says"),
+    [([], 0, "No problem found."), ([{"shift_mm": 90.0}], 0, "Notes:"), ([{}, {"patient": "p0"}], 2, "Problems:")],
+)
+def test_the_exit_status_says_whether_it_is_safe(
+    tmp_path: Path, changes: list[dict[str, Any]], status: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """0 safe, also with notes; 2 not."""
+    assert load_program("prepare_cohort").main(["--check", str(cohort(tmp_path, *changes))]) == status
+    assert says in capsys.readouterr().out
+
+
+def test_the_exit_status_without_a_cohort(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert load_program("prepare_cohort").main(["--check", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def test_the_cohort_adds_up(evaluation: Evaluation, source: str) -> None:
     for row in ("Rows of the label table 42", "Left out: training study 30", "Evaluated 12 4 need contrast, 8 do not"):
         assert row in text
     assert "Evaluated with a quality warning 1" in text
-    assert f"Of these held out at least once {evaluation.run.held_out[0].size}" in text
+    assert f"Patients of it held out once or more {evaluation.run.held_out[0].size}" in text
 
 
 def test_without_a_run_nothing_of_training_is_claimed(evaluation: Evaluation, page: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import mri_alm.job
 from mri_alm.ensemble import TrainedRun, load_member
 from mri_alm.errors import InputError
 from mri_alm.files import load_tensors, save_tensors
+from mri_alm.full_evaluation import evaluate
 
 SPLITS = range(SETTINGS["splits"])
 
@@ -411,7 +412,7 @@ def test_the_threshold_counts_patients(manifest: Path, tmp_path: Path) -> None:
     for number, row in enumerate(training):
         row["patient"] = f"P{number // 6}{number % 3}"  # exams 0 and 3, 1 and 4, ...: equal labels
     twice = write_manifest(tmp_path / "manifest.csv", [[row[c] for c in COLUMNS] for row in rows])
-    run = train(twice, tmp_path / "run", splits=3, max_epochs=1, outside=True)
+    run = train(twice, tmp_path / "run", splits=3, max_epochs=1, max_fn=1, outside=True)
     patient = {row["study"]: row["patient"] for row in rows}
     held_out = read_rows(run / "heldout.csv")
     positives = [row for row in held_out if row["label"] == "1"]
@@ -420,4 +421,9 @@ def test_the_threshold_counts_patients(manifest: Path, tmp_path: Path) -> None:
     assert len(positives) == 2 * len(patients)
     assert point["n_positive"] == len(patients)
     assert point["n_negative"] == len({patient[row["study"]] for row in held_out}) - len(patients)
-    assert point["threshold"] == pytest.approx(min(expit(float(row["logit"])) for row in positives), abs=1e-12)
+    lowest = sorted(min(float(row["logit"]) for row in positives if patient[row["study"]] == p) for p in patients)
+    assert point["threshold"] == pytest.approx(expit(lowest[1]), abs=1e-12)
+    slider, _ = evaluate({"run": run / "scores.csv"}, twice, run=run, draws=10).trade_offs
+    assert (slider.key, slider.positives, len(slider.steps)) == ("held_out", len(patients), len(patients) + 1)
+    assert slider.steps[slider.start].allowed == 1
+    assert slider.steps[slider.start].threshold == point["threshold"]

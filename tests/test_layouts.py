@@ -1,6 +1,7 @@
 """Every layout an export or archive has: recognised, read to the same exam, every file accounted for."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -151,6 +152,30 @@ def test_named_files_per_folder_and_per_case(tmp_path: Path) -> None:
         outcome = prepare(tmp_path / root, tmp_path / f"c_{root}")
         check_invariants(tmp_path / root, tmp_path / f"c_{root}", outcome)
         assert {uid: row["error_code"] for uid, row in by_uid(outcome).items()} == dict.fromkeys(uids, "")
+
+
+@pytest.mark.parametrize("layout", ["named", "cases", "table", "picai"])
+def test_voxels_apart_from_their_header_belong_to_the_image(tmp_path: Path, layout: str) -> None:
+    """Two exams of .mhd with .raw: every file is used, and other voxels under the same header are prepared again."""
+    root = order = tmp_path / "in"
+    forms = {"cases": "case{}_{}.mhd", "picai": "1_{}_{}.mhd"}
+    for number in range(2):
+        kinds = {"t2": "t2w" if layout == "picai" else "t2", "adc": "adc", "hbv": "hbv"}
+        names = {column: forms.get(layout, "{}_{}.mhd").format(number, kind) for column, kind in kinds.items()}
+        image_exam(root / ("" if layout in forms else f"p{number}"), number, names)
+    if layout == "table":
+        lines = [f"p{n},{','.join(f'in/p{n}/{n}_{column}.mhd' for column in ('t2', 'adc', 'hbv'))}" for n in range(2)]
+        order = write_text(tmp_path / "studies.csv", "\n".join(["study,t2,adc,hbv", *lines]))
+    outcome = prepare(order, tmp_path / "c")
+    check_invariants(order, tmp_path / "c", outcome)
+    counts = [tuple(row[f"files_{state}"] for state in ("seen", "used", "ignored", "failed")) for row in outcome.rows]
+    assert counts == [(6, 6, 0, 0)] * 2
+    assert prepare(order, tmp_path / "c", resume=True).kept == 2
+    (voxels,) = (file for file in root.rglob("*.raw") if "0_adc" in file.name)
+    values = np.fromfile(voxels, np.float32)
+    (values + 10).tofile(voxels)
+    os.utime(voxels, ns=(0, 0))
+    assert prepare(order, tmp_path / "c", resume=True).kept == 1
 
 
 def test_a_table_of_paths_with_its_own_labels(tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ def test_no_identity_in_any_output_log_or_name(tmp_path: Path) -> None:
     assert [one.returncode for one in shown] == [0, 2], shown[1].stderr
     assert "2 studies (layout dicom)" in shown[1].stdout
     shown += [run("--check", str(output)), run(*shared, "--output", str(output), "--strict", "--resume")]
+    assert [one.returncode for one in shown[2:]] == [2, 2], shown[2].stdout
     text = "".join(one.stdout + one.stderr for one in shown)
     assert not [word for word in (MARK, DATE, NUMBER, UID) if word.lower() in text.lower()]
     assert leaks(output) == []
