@@ -20,6 +20,7 @@ DIRECTIONS = (
 )
 CANON_COMMENT = (0x0020, 0x4000)  # image comments: b=1500(0.895,0.000,0.445)
 DIRECTION_TAGS = [*(tag for tags in DIRECTIONS for tag in tags), CANON_COMMENT]
+MAX_B = 1e5  # s/mm2; more is no b-value but bytes of something else
 ADC_UNIT = "1e-6 mm2/s"
 # (name of the unit, factor to 1e-6 mm2/s, lowest and highest plausible tissue median in that unit)
 ADC_UNITS = (("1e-6 mm2/s", 1.0, 300.0, 4000.0), ("1e-3 mm2/s", 1e3, 0.3, 4.0), ("mm2/s", 1e6, 3e-4, 4e-3))
@@ -34,22 +35,14 @@ def b_value(ds: Dataset) -> float | None:
     Args:
         ds: Header of a classic file, or one frame's functional groups of an enhanced file.
     """
-    if "DiffusionBValue" in ds:
-        return _number(ds.DiffusionBValue)
-    if ds.get("MRDiffusionSequence"):
-        return b_value(ds.MRDiffusionSequence[0])
-    for tag in (SIEMENS_B, PHILIPS_B):
-        if tag in ds:
-            return _number(ds[tag].value)
-    if GE_B in ds:
-        value = _number(ds[GE_B].value)
-        # GE adds 1e9 on multi-b scans to flag them, not to weight them.
-        return value - 1e9 if value is not None and value >= 1e9 else value
-    if UIH_B in ds:
-        value = _number(ds[UIH_B].value)
-        # UIH stores what the gradients really gave (929.75): slices of one setting differ in the decimals.
-        return None if value is None else 50.0 * round(value / 50.0)
-    return None
+    nested = ds.get("MRDiffusionSequence")
+    known = [_number(ds.get("DiffusionBValue")), b_value(nested[0]) if nested else None]
+    known += [_number(ds[tag].value) for tag in (SIEMENS_B, PHILIPS_B) if tag in ds]
+    if GE_B in ds and (value := _number(ds[GE_B].value)) is not None:
+        known.append(value - 1e9 if value >= 1e9 else value)  # on multi-b scans, to flag them, not to weight them
+    if UIH_B in ds and (value := _number(ds[UIH_B].value)) is not None:
+        known.append(50.0 * round(value / 50.0))  # what the gradients really gave (929.75) differs between slices
+    return next((value for value in known if value is not None and value < MAX_B), None)
 
 
 def gradient_direction(ds: Dataset) -> tuple[float, ...] | None:
@@ -105,6 +98,14 @@ def fit_adc(images: dict[float, sitk.Image]) -> sitk.Image:
     return image
 
 
+def fitted_adc(images: dict[float, sitk.Image], warnings: list[str]) -> tuple[sitk.Image, str]:
+    """The map of :func:`fit_adc`, and over which b-values; a warning where they lie too close."""
+    span = max(images, default=0) - min(images, default=0)
+    if len(images) > 1 and span < 400:
+        warnings.append(f"ADC fitted over a span of {span:g} s/mm2 only; 400 or more is advised.")
+    return fit_adc(images), "fitted over b = " + ", ".join(f"{b:g}" for b in sorted(images))
+
+
 def adc_scale(adc: sitk.Image) -> float:
     """Factor that brings a scanner's ADC map to 1e-6 mm2/s, found from its tissue values.
 
@@ -138,11 +139,9 @@ def _unit(adc: sitk.Image) -> int:
 
 
 def _components(value: object) -> list[float]:
-    """The numbers of one element: bytes of a reader that does not know the tag are doubles or text."""
+    """The numbers of one element."""
     if isinstance(value, bytes):
-        if len(value) == 24:
-            return [float(number) for number in np.frombuffer(value, "<f8")]
-        value = value.decode("latin1").strip("\x00 ").split("\\")
+        return _unknown(value)
     several = hasattr(value, "__len__") and not isinstance(value, str)
     try:
         return [float(number) for number in value] if several else [float(str(value))]  # type: ignore[attr-defined]
@@ -150,13 +149,20 @@ def _components(value: object) -> list[float]:
         return []
 
 
+def _unknown(value: bytes) -> list[float]:
+    """The numbers in the bytes of a private element (in implicit VR nobody says their kind): text, doubles, floats."""
+    try:
+        return [float(text) for text in value.decode("latin1").strip("\x00 ").split("\\")]
+    except ValueError:
+        kind = {4: "<f4", 12: "<f4"}.get(len(value), "<f8")
+        return np.frombuffer(value, kind).tolist() if len(value) in (4, 8, 12, 24) else []
+
+
 def _number(value: object) -> float | None:
     """A header value of any representation (text, bytes, list of which the first counts) as a finite float >= 0."""
     if isinstance(value, bytes):
-        # A reader that does not know a private tag hands its bytes over: digits, or the eight bytes of a double.
-        text = value.decode("latin1").split("\\")[0].strip("\x00 ")
-        value = np.frombuffer(value, "<f8")[0] if len(value) == 8 and not text.isdigit() else text
-    elif not isinstance(value, str) and hasattr(value, "__len__") and hasattr(value, "__getitem__"):
+        return _number(_unknown(value))
+    if not isinstance(value, str) and hasattr(value, "__len__") and hasattr(value, "__getitem__"):
         return _number(value[0]) if len(value) else None
     try:
         number = float(str(value).strip("\x00 "))

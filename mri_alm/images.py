@@ -11,10 +11,17 @@ import SimpleITK as sitk  # noqa: N813
 
 from mri_alm.content import check_maps
 from mri_alm.dicom import Study, StudyFiles, find_studies, read_series, read_study
-from mri_alm.diffusion import adc_scale, fit_adc
+from mri_alm.diffusion import adc_scale, fitted_adc
 from mri_alm.errors import StudyError
 from mri_alm.image_file import read_image
 from mri_alm.registration import Registration, common_grid, mask_centre, register_rigid, resample
+from mri_alm.volume import geometric_mean
+
+GLAND_MM = (
+    64.0,
+    64.0,
+    48.0,
+)  # along T2's rows, columns and slices; a zoomed diffusion scan covers it, not the whole grid
 
 Images = dict[str, sitk.Image]
 Report = dict[str, Any]
@@ -64,7 +71,7 @@ def onto_grid(
         registration's figures and the share of the grid that has diffusion data.
 
     Raises:
-        StudyError: ``no_overlap`` if less than half of the grid has diffusion data.
+        StudyError: ``no_overlap`` if less than half of a gland-sized box in its middle has diffusion data.
     """
     t2, adc, hbv = images["t2"], images["adc"], images["hbv"]
     report = report | {"warnings": list(report["warnings"])}
@@ -87,13 +94,26 @@ def onto_grid(
         moved, high = sitk.Mask(moved, valid), sitk.Mask(high, valid)
     coverage = float(sitk.GetArrayViewFromImage(valid).mean())
     report["coverage"] = round(coverage, 4)
-    if coverage < 0.5:
+    middle = _middle(valid)
+    if middle < 0.5:
         place = "the given point" if center_mm else "T2's centre"
         raise StudyError(
             "no_overlap",
-            f"Only {coverage:.0%} of the region about {place} has diffusion data. Do they belong together?",
+            f"Only {middle:.0%} of the region about {place} has diffusion data. Do they belong together?",
         )
+    if coverage < 0.5:
+        report["warnings"].append(f"Only {coverage:.0%} of the grid has diffusion data (a reduced field of view?).")
     return {"t2": fixed, "adc": moved, "hbv": high, "valid": valid}, report
+
+
+def _middle(valid: sitk.Image) -> float:
+    """Share with data of the box that a gland fills, in the middle of a grid."""
+    box = [
+        min(n, max(1, round(mm / gap)))
+        for n, mm, gap in zip(valid.GetSize(), GLAND_MM, valid.GetSpacing(), strict=True)
+    ]
+    first = [(n - size) // 2 for n, size in zip(valid.GetSize(), box, strict=True)]
+    return float(sitk.GetArrayFromImage(sitk.RegionOfInterest(valid, box, first)).mean())
 
 
 def crop_centre(item: Mapping[Any, Any]) -> tuple[float, float, float] | None:
@@ -135,7 +155,7 @@ def _from_files(item: Mapping[Any, Any]) -> tuple[dict[str, sitk.Image], dict[st
         series = _read_dwi(Path(item["dwi"]))
         report["b_values"] = sorted(series)
         if "adc" not in images:
-            images["adc"], report["adc_source"] = fit_adc(series), "fitted"
+            images["adc"], report["adc_source"] = fitted_adc(series, report["warnings"])
         images.setdefault("hbv", series[max(series)])
     if "adc" in item and "valid" not in item:  # a prepared exam was checked when it was prepared
         check_maps(images["adc"], images["hbv"])
@@ -186,4 +206,4 @@ def _read_dwi(path: Path) -> dict[float, sitk.Image]:
     frames: dict[float, list[sitk.Image]] = {}
     for number, b in enumerate(values):
         frames.setdefault(round(b / 50) * 50.0, []).append(image[:, :, :, number])
-    return {b: sum(same[1:], same[0]) / len(same) for b, same in frames.items()}
+    return {b: geometric_mean(same) if len(same) > 1 else same[0] for b, same in frames.items()}

@@ -4,6 +4,7 @@ No folder reader does this safely on diffusion (b-values are stacked, missing sl
 built from the headers: sorted by position along the slice normal, spacing from the positions.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +48,7 @@ def build_volume(frames: list[Frame], name: str) -> sitk.Image:
 
 
 def build_mean(frames: list[Frame], name: str) -> sitk.Image:
-    """One volume of one b-value, directions averaged: the trace-weighted image that scanners compute themselves.
+    """One volume of one b-value, directions and repeats averaged: the trace-weighted image of the scanners.
 
     The mean is geometric. A monoexponential decay along each direction then stays one, with the mean diffusivity as
     its ADC; an arithmetic mean is always larger, the more so the higher b is, and lowers the ADC of anisotropic tissue.
@@ -58,21 +59,38 @@ def build_mean(frames: list[Frame], name: str) -> sitk.Image:
         name: As for :func:`build_volume`.
 
     Raises:
-        StudyError: As :func:`build_volume`; ``duplicate_slices`` too for repeats in one direction.
+        StudyError: As :func:`build_volume`; ``duplicate_slices`` where some slices are repeated more often than others.
     """
     directions: dict[tuple[float, ...] | None, list[Frame]] = {}
     for frame in frames:
         directions.setdefault(frame.direction, []).append(frame)
-    if None in directions or len(directions) == 1:
-        return build_volume(directions.get(None, frames), name)
-    volumes = [build_volume(same, f"{name}, direction {number}") for number, same in enumerate(directions.values(), 1)]
+    kinds = [directions[None]] if None in directions else list(directions.values())
+    stacks = [stack for same in kinds for stack in _repeats(same)]
+    if len(stacks) == 1:
+        return build_volume(stacks[0], name)
+    volumes = [build_volume(stack, f"{name}, image {number}") for number, stack in enumerate(stacks, 1)]
     first = volumes[0]
     if any(one.GetSize() != first.GetSize() or not np.allclose(one.GetOrigin(), first.GetOrigin()) for one in volumes):
-        raise StudyError("geometry", f"{name}: its {len(volumes)} gradient directions do not cover the same slices.")
+        raise StudyError("geometry", f"{name}: its {len(volumes)} directions or repeats do not cover the same slices.")
+    return geometric_mean(volumes)
+
+
+def geometric_mean(volumes: Sequence[sitk.Image]) -> sitk.Image:
+    """Voxel by voxel, of images on one grid; see :func:`build_mean` for why not the arithmetic one."""
     logs = [np.log(np.maximum(sitk.GetArrayViewFromImage(one), 1e-6)) for one in volumes]
     mean = sitk.GetImageFromArray(np.exp(np.mean(logs, axis=0)))
-    mean.CopyInformation(first)
+    mean.CopyInformation(volumes[0])
     return mean
+
+
+def _repeats(frames: list[Frame]) -> list[list[Frame]]:
+    """Stacks of slices in a series that repeats each equally often; all together where it does not."""
+    places: dict[tuple[float, ...], list[Frame]] = {}
+    for frame in frames:
+        places.setdefault(tuple(round(value, 2) for value in frame.position), []).append(frame)
+    if len({len(same) for same in places.values()}) > 1:
+        return [frames]
+    return [list(stack) for stack in zip(*places.values(), strict=True)]
 
 
 def _direction(frames: list[Frame], name: str) -> NDArray[np.float64]:

@@ -25,6 +25,14 @@ def private(tag, vr, value):
     return ds
 
 
+def emptied(tag, vr, value):
+    """A public tag and a sequence that say nothing, beside a vendor's that does."""
+    ds = private(tag, vr, value)
+    ds.DiffusionBValue = None
+    ds.MRDiffusionSequence = Sequence([dataset(DiffusionDirectionality="NONE")])
+    return ds
+
+
 @pytest.mark.parametrize(
     ("ds", "expected"),
     [
@@ -38,6 +46,8 @@ def private(tag, vr, value):
         (private((0x0043, 0x1039), "UN", b"1000000050\\8\\0\\0"), 50.0),
         (private((0x0065, 0x1009), "FD", 929.7501831337527), 950.0),
         (private((0x0065, 0x1009), "UN", np.float64(1.25).tobytes()), 0.0),
+        (private((0x2001, 0x1003), "UN", np.float32(800.0).tobytes()), 800.0),  # implicit VR: nobody says its kind
+        (emptied((0x0019, 0x100C), "IS", "800"), 800.0),
         (Dataset(), None),
         (private((0x0019, 0x100C), "UN", b"none"), None),
         (private((0x0019, 0x100C), "IS", "-1"), None),

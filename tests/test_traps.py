@@ -71,7 +71,8 @@ TRAPS = {
     "non-square pixels": ["test_dicom::test_physical_points_of_non_square_oblique_pixels_match_the_headers"],
     "ADC in units of 0.001": ["test_dicom::test_adc_is_fitted_when_the_scanner_gave_none_and_scaled_when_it_did"],
     "ADC on another grid than the diffusion": ["test_traps::test_an_adc_map_on_another_grid_is_not_taken"],
-    "duplicate slices": ["test_dicom::test_refusals", "test_traps::test_repeats_of_one_direction_are_refused"],
+    "duplicate slices": ["test_dicom::test_refusals", "test_traps::test_slices_repeated_unequally_are_refused"],
+    "repeats": ["test_traps::test_repeats_are_averaged_as_directions_are"],
     "empty volumes": ["test_dicom::test_refusals", "test_traps::test_files_of_no_bytes_are_counted"],
     "mosaic": ["test_dicom::test_refusals", "test_dicom::test_real_refusals"],
     "two echoes in one folder": ["test_dicom::test_diffusion_of_another_echo_time_is_another_set"],
@@ -249,10 +250,19 @@ def test_a_trace_beside_its_directions_is_taken_alone(tmp_path):
     np.testing.assert_array_equal(sitk.GetArrayFromImage(read_series(tmp_path)[800.0]), HIGH.pixels)
 
 
-def test_repeats_of_one_direction_are_refused(tmp_path):
-    for number in range(2):
-        write(tmp_path / f"{number}", along(AXES[0], number, signal(50, 300)))
-    with pytest.raises(StudyError, match="6 slices share a position") as error:
+@pytest.mark.parametrize("axis", [AXES[0], (0.0, 0.0, 0.0)])
+def test_repeats_are_averaged_as_directions_are(tmp_path, axis):
+    pixels = [signal(50, 300), signal(60, 500)]
+    for number, one in enumerate(pixels):
+        write(tmp_path / f"{number}", along(axis, number, one))
+    expected = np.sqrt(pixels[0].astype(float) * pixels[1])
+    np.testing.assert_allclose(sitk.GetArrayFromImage(read_series(tmp_path)[800.0]), expected, rtol=1e-5)
+
+
+def test_slices_repeated_unequally_are_refused(tmp_path):
+    write(tmp_path / "0", along(AXES[0], 0, signal(50, 300)))
+    write(tmp_path / "1", along(AXES[0], 1, signal(50, 300)), skip=(5,))
+    with pytest.raises(StudyError, match="5 slices share a position") as error:
         read_series(tmp_path)
     assert error.value.code == "duplicate_slices"
 
@@ -270,7 +280,7 @@ def test_real_directions_of_ge_and_canon():
         inside = (pair[0] > 0) & (pair[1] > 0)
         mean = np.sqrt(pair[0] * pair[1])[inside]
         np.testing.assert_allclose(sitk.GetArrayFromImage(image)[z][inside], mean, rtol=1e-5)
-    with pytest.raises(StudyError, match="direction 2 has 1 slices"):
+    with pytest.raises(StudyError, match="image 2 has 1 slices"):
         read_series(SHARED / "vendor" / "canon_galan_6.0_classic")
 
 
@@ -278,6 +288,7 @@ def test_an_adc_map_on_another_grid_is_not_taken(tmp_path):
     write(tmp_path, T2, LOW, HIGH, ADC.but(spacing=(1.0, 0.75, 3.0)))
     study = read_only(tmp_path)
     assert study.info["adc_source"] == "fitted over b = 50, 800"
+    assert any("is an ADC map on another grid than the diffusion: left out." in text for text in study.warnings)
 
 
 def test_a_dicomdir_is_ignored(tmp_path):
