@@ -47,8 +47,8 @@ def main() -> int:
     parser.add_argument("--outside", action="store_true", help="the manifest may name files outside its folder")
     parser.add_argument("--trust", action="store_true", help="run whatever the model's config says (docs/security.md)")
     arguments = parser.parse_args()
-    overrides = {"run_dir": str(arguments.model)} | {
-        name: str(value) if isinstance(value, Path) else value
+    overrides = {"run_dir": arguments.model} | {  # paths stay paths: MONAI evaluates texts that begin with $, @ or %
+        name: value
         for name in (
             "input",
             "output",

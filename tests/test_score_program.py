@@ -247,6 +247,31 @@ def test_nothing_but_sr_needs_highdicom() -> None:
         assert not any(ast.unparse(node).split()[1].startswith("highdicom") for node in top), path.name
 
 
+@pytest.mark.parametrize("begin", ["$", "@", "%", "#"])
+def test_a_path_is_a_name_and_never_evaluated(
+    begin: str,
+    run: Path,
+    few: Path,
+    tmp_path: Path,
+    score: Program,
+    refusal: Callable[..., str],
+    no_pictures: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """MONAI evaluates texts that begin with $, replaces those with @ and %, and # anywhere."""
+    monkeypatch.chdir(tmp_path)
+    name = f"{begin}__import__('pathlib').Path('ran').touch() or 'few#1'"
+    assert f"{name} is neither a folder nor a .csv manifest" in refusal(score, *arguments(run, Path(name), Path("out")))
+    exams = Path(name)
+    exams.mkdir()
+    for path in [few, *few.parent.glob("S*")]:
+        path.rename(exams / path.name)
+    run.rename(f"{name}_run")
+    assert score(*arguments(Path(f"{name}_run"), exams / few.name, Path(f"{name}_out"))) == 0
+    assert len(read_rows(Path(f"{name}_out") / "scores.csv")) == 3
+    assert not Path("ran").exists()
+
+
 # --- What may calibrate ---------------------------------------------------------------------------------------------
 
 
