@@ -14,7 +14,7 @@ from monai.transforms import Compose
 from numpy.typing import NDArray
 from pydicom.dataset import Dataset
 
-from mri_alm.atomic import private_files
+from mri_alm.atomic import private_files, told
 from mri_alm.bundle import PACKAGES
 from mri_alm.cohort import read_manifest
 from mri_alm.dicom import StudyFiles, find_studies, study_key
@@ -177,6 +177,8 @@ def write_scores(
             "study": name,
             "warnings": f"NOT SCORED ({error.code}): {error}",
         }
+    with told(output):  # digests of an earlier model must not stand beside these scores, whatever happens
+        (output / "report.json").unlink(missing_ok=True)
     write_csv(output / "scores.csv", SCORE_COLUMNS, [rows[name] for name in studies.names])
     with progress_bar("write", len(studies.prepared), "study") as bar:
         for item in studies.prepared:

@@ -299,6 +299,24 @@ def _as_threshold(digests: dict[str, str]) -> dict[str, Any]:
     return {"checkpoints": digests}
 
 
+def test_scores_never_stand_beside_the_digests_of_an_earlier_model(
+    run: Path, few: Path, tmp_path: Path, score: Program, no_pictures: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill or a full disk between scores.csv and report.json, in an output that held another model's scores."""
+    output = tmp_path / "out"
+    output.mkdir()
+    (output / "report.json").write_text(json.dumps(_as_report({"split_0": "other"})))
+
+    def full(*_: Any) -> None:
+        raise InputError("no space")
+
+    monkeypatch.setattr("mri_alm.scoring._record", full)
+    with pytest.raises(SystemExit):
+        score(*arguments(run, few, output))
+    assert (output / "scores.csv").is_file()
+    assert not (output / "report.json").exists()
+
+
 def test_patients_of_the_training_do_not_calibrate(run: Path, tmp_path: Path) -> None:
     """A new exam of a patient whose other exam was trained on."""
     _, scores, _, labels = calibration(tmp_path, 25)
