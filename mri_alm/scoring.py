@@ -24,6 +24,7 @@ from mri_alm.evaluation_data import read_calibration
 from mri_alm.explain import nearest_threshold, write_explanations
 from mri_alm.files import read_csv, secret_of, sha256, write_bytes, write_csv, write_json
 from mri_alm.operating_point import OperatingPoint
+from mri_alm.places import LOCAL
 from mri_alm.report import study_picture
 from mri_alm.structured_report import check_highdicom, structured_report
 from mri_alm.threshold import certificate_in_words, neyman_pearson_threshold
@@ -231,7 +232,7 @@ def _record(run: TrainedRun, point: OperatingPoint) -> dict[str, Any]:
     return {
         "threshold": point.to_json(),
         "model": {
-            "settings": run.settings,
+            "settings": {name: value for name, value in run.settings.items() if name not in LOCAL},
             "config_sha256": sha256(run.folder / "config.json"),
             "checkpoints_sha256": run.checkpoints,
         },

@@ -21,6 +21,8 @@ from mri_alm.ensemble import TrainedRun
 from mri_alm.errors import InputError
 from mri_alm.phantom import make_study
 from mri_alm.phantom_io import Row, write_cohort
+from mri_alm.places import LOCAL
+from mri_alm.run_record import read_run
 from mri_alm.scoring import operating_point
 
 Program = Callable[..., int]
@@ -98,6 +100,10 @@ def test_all_outputs_of_a_folder_with_a_failing_exam(
     run: Path, exams: Path, tmp_path: Path, score: Program, capfd: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out"
+    record = json.loads((run / "config.json").read_text())
+    record["settings"] |= dict.fromkeys(LOCAL, "/home/Doe/cohort")
+    (run / "config.json").write_text(json.dumps(record))
+    assert set(read_run(run).settings) == set(record["settings"]) - set(LOCAL)  # what report.html shows
     assert score(*arguments(run, exams, output), "--sr", "--explain", 1) == 2  # some exam could not be scored
     text = capfd.readouterr()
     assert "score: 100%" in text.err
@@ -304,7 +310,7 @@ def test_scores_never_stand_beside_the_digests_of_an_earlier_model(
 ) -> None:
     """A kill or a full disk between scores.csv and report.json, in an output that held another model's scores."""
     output = tmp_path / "out"
-    output.mkdir()
+    (output / ".part-killed").mkdir(parents=True)
     (output / "report.json").write_text(json.dumps(_as_report({"split_0": "other"})))
 
     def full(*_: Any) -> None:
@@ -315,6 +321,7 @@ def test_scores_never_stand_beside_the_digests_of_an_earlier_model(
         score(*arguments(run, few, output))
     assert (output / "scores.csv").is_file()
     assert not (output / "report.json").exists()
+    assert list(output.glob(".part-*")) == []  # what the killed one left half written
 
 
 def test_patients_of_the_training_do_not_calibrate(run: Path, tmp_path: Path) -> None:
