@@ -1,5 +1,5 @@
 # make demo: from a bare checkout with Python 3.10 or newer to a trained, thresholded, scored ensemble.
-# make test, make lint, make docs: what .ci/run calls. make sbom: bill of materials; make audit: known vulnerabilities.
+# make test, make lint, make docs, make sbom (bill of materials): what .ci/run calls. make audit: known vulnerabilities.
 # make lock: renew requirements-lock.txt after a change of constraints.txt or of a dependency.
 
 PYTHON ?= python3

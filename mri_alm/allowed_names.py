@@ -73,12 +73,16 @@ def refusal_of_import(path: str) -> str:
 
 
 @cache
-def arguments_that_load(path: str) -> frozenset[str]:
-    """Arguments of an allowed callable that name code to load: it may only be a ``_target_``, which names arguments."""
+def arguments_that_load(path: str) -> Mapping[str, Any]:
+    """Arguments of an allowed callable that name code or weights to load, with their defaults.
+
+    It may only be a ``_target_``, which names arguments.
+    """
     try:
-        return frozenset(signature(pkgutil.resolve_name(path)).parameters) & frozenset(RULES["by_keyword"])
+        parameters = signature(pkgutil.resolve_name(path)).parameters
     except (ImportError, AttributeError, TypeError, ValueError):
-        return frozenset()
+        return {}
+    return {name: parameters[name].default for name in RULES["by_keyword"] if name in parameters}
 
 
 def refusal_of_argument(name: str, value: Any) -> str:

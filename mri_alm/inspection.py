@@ -203,7 +203,10 @@ class _Inspection:
             problems = [problem for name in names if (problem := refusal_of_name(name))]
             if isinstance(target, str) and (target.startswith("%") or not (names or target.startswith(("$", "@")))):
                 problems.append("the name must stand here, and exist")
-            loose = {a for name in names if not problems for a in arguments_that_load(name)} - node.keys()
+            loading = {a: d for name in names if not problems for a, d in arguments_that_load(name).items()}
+            loose = loading.keys() - node.keys()
+            unsaid = [a for a in sorted(loose) if a.startswith("pretrained") and loading[a] is True]
+            problems += [f"it downloads weights unless {a} is False" for a in unsaid]
             if node.get("_mode_", "default") != "default" and loose:
                 problems.append(f"it is handed on without its {', '.join(sorted(loose))}, which names what it loads")
             shown = target if isinstance(target, str) else type(target).__name__

@@ -1,6 +1,11 @@
-"""Names and paths that a stranger's manifest may hold: none that reaches out of its folder."""
+"""Names and paths that a stranger's manifest may hold: none that leads out of its folder. Settings that are places."""
 
 from pathlib import Path
+
+LOCAL = (  # settings that no shared file shows: places, which name people and machines, and names of studies, which may
+    "run_dir", "cache_dir", "cohort", "data", "bundle_root", "part", "split", "threads", "exclude", "tracking",
+    "tracking_uri", "backend", "workers", "address", "gpus_per_task", "save_execute_config",
+)  # fmt: skip
 
 
 def is_file_name(text: str) -> bool:

@@ -12,9 +12,8 @@ from scipy.special import expit
 from mri_alm.errors import InputError
 from mri_alm.files import read_csv, sha256
 from mri_alm.operating_point import OperatingPoint
+from mri_alm.places import LOCAL
 from mri_alm.threshold import one_score_per_patient
-
-_PLACES = ("run_dir", "cache_dir", "cohort", "bundle_root", "part", "split", "threads")  # of this machine or this start
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def read_run(folder: Path) -> RunRecord:
         if "test" in metrics:
             members["test"] = metrics["test"]["member_auc"]["members"]
         return RunRecord(
-            settings={name: value for name, value in config["settings"].items() if name not in _PLACES},
+            settings={name: value for name, value in config["settings"].items() if name not in LOCAL},
             exclude=tuple(map(str, config["settings"].get("exclude") or ())),
             versions=config["versions"],
             point=OperatingPoint.from_json(threshold),

@@ -14,7 +14,7 @@ from monai.transforms import Compose
 from numpy.typing import NDArray
 from pydicom.dataset import Dataset
 
-from mri_alm.atomic import private_files
+from mri_alm.atomic import private_files, told
 from mri_alm.bundle import PACKAGES
 from mri_alm.cohort import read_manifest
 from mri_alm.dicom import StudyFiles, find_studies, study_key
@@ -24,6 +24,7 @@ from mri_alm.evaluation_data import read_calibration
 from mri_alm.explain import nearest_threshold, write_explanations
 from mri_alm.files import read_csv, secret_of, sha256, write_bytes, write_csv, write_json
 from mri_alm.operating_point import OperatingPoint
+from mri_alm.places import LOCAL
 from mri_alm.report import study_picture
 from mri_alm.structured_report import check_highdicom, structured_report
 from mri_alm.threshold import certificate_in_words, neyman_pearson_threshold
@@ -177,6 +178,8 @@ def write_scores(
             "study": name,
             "warnings": f"NOT SCORED ({error.code}): {error}",
         }
+    with told(output):  # digests of an earlier model must not stand beside these scores, whatever happens
+        (output / "report.json").unlink(missing_ok=True)
     write_csv(output / "scores.csv", SCORE_COLUMNS, [rows[name] for name in studies.names])
     with progress_bar("write", len(studies.prepared), "study") as bar:
         for item in studies.prepared:
@@ -229,7 +232,7 @@ def _record(run: TrainedRun, point: OperatingPoint) -> dict[str, Any]:
     return {
         "threshold": point.to_json(),
         "model": {
-            "settings": run.settings,
+            "settings": {name: value for name, value in run.settings.items() if name not in LOCAL},
             "config_sha256": sha256(run.folder / "config.json"),
             "checkpoints_sha256": run.checkpoints,
         },

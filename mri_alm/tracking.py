@@ -12,13 +12,10 @@ from typing import Any
 from mri_alm.bundle import FREE
 from mri_alm.errors import InputError
 from mri_alm.files import write_json
+from mri_alm.places import LOCAL
 
 EXPERIMENT = "mri-alm"
 ARTIFACTS = ("report.html", "metrics.json", "threshold.json")
-_LEFT_OUT = (  # places, which name people, and names of studies, which may
-    "run_dir", "cache_dir", "cohort", "bundle_root", "part", "split", "threads", "exclude", "tracking", "tracking_uri",
-    "backend", "workers", "address", "gpus_per_task", "save_execute_config",
-)  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -162,9 +159,9 @@ class MlflowRun:
         record = _read(self.folder / "config.json")
         known = self.client.get_run(self.parent).data.params
         for name, value in record["settings"].items():
-            if name in FREE and name not in _LEFT_OUT:
+            if name in FREE and name not in LOCAL:
                 self.client.set_tag(self.parent, name, value)
-            elif name not in (*_LEFT_OUT, *known):
+            elif name not in (*LOCAL, *known):
                 self.client.log_param(self.parent, name, value)
         for name, value in record["versions"].items():
             self.client.set_tag(self.parent, f"version.{name}", value)

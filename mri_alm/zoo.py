@@ -14,6 +14,7 @@ from monai.bundle import ConfigParser
 from safetensors.torch import save as serialised
 from torch import nn
 
+from mri_alm.atomic import complete
 from mri_alm.ensemble import Ensemble, TrainedRun
 from mri_alm.errors import InputError
 from mri_alm.explain import MeanLogit
@@ -82,6 +83,12 @@ def export_bundle(run: TrainedRun, output: Path, *, source: Path) -> None:
     """
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
         raise InputError(f"{output} is not empty. Give a new folder: files of another model must not stay in a bundle.")
+    with complete(output) as part:
+        _write(run, part, source)
+
+
+def _write(run: TrainedRun, output: Path, source: Path) -> None:
+    """All files of :func:`export_bundle`."""
     members = run.ensemble().members
     network = _network(run)
     for name, member in zip(run.checkpoints, members, strict=True):

@@ -12,6 +12,7 @@ import sys
 import warnings
 from pathlib import Path
 
+from mri_alm.atomic import private_files
 from mri_alm.benchmark_multiclass import to_rows, write_multiclass_report
 from mri_alm.benchmark_plan import Table, read_results
 from mri_alm.benchmark_report import make_report, to_markdown, write_report
@@ -46,7 +47,7 @@ def main() -> int:
     parser.add_argument("--address", help="of a Ray cluster that shares the folders (default: start one here)")
     parser.add_argument("--gpus-per-task", type=float, default=0, help="Ray: GPUs of each model")
     arguments = parser.parse_args()
-    with user_errors():
+    with user_errors(), private_files():
         table = Table(TABLES, arguments.table, arguments.protocol, arguments.tuned)
         splits = arguments.splits or table.splits
         plan = table.trainings(arguments.methods or table.methods(), splits, arguments.seeds)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mri_alm.atomic import private_files
+from mri_alm.atomic import private_files, sweep
 from mri_alm.errors import InputError
 from mri_alm.evaluation_files import in_words, pictures_beside, write_evaluation
 from mri_alm.full_evaluation import evaluate
@@ -62,6 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     try:
         with private_files(), only_user(options.output / ".lock"):
+            sweep(options.output)
+            sweep(options.output / "tables")
             scores = named_files(options.scores)
             evaluation = evaluate(
                 scores,

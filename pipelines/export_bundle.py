@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mri_alm.atomic import private_files
 from mri_alm.bundle import user_errors
 from mri_alm.ensemble import TrainedRun
 from mri_alm.zoo import export_bundle
@@ -23,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, required=True, help="run folder of a finished training")
     parser.add_argument("--output", type=Path, required=True, help="folder to write, new or empty")
     options = parser.parse_args(arguments)
-    with user_errors():
+    with user_errors(), private_files():
         export_bundle(TrainedRun(options.model), options.output, source=Path(__file__).resolve().parents[1])
     print(f"Written: {options.output}. Read {options.output / 'docs' / 'README.md'} before you share it.")
     return 0

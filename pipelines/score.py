@@ -16,7 +16,7 @@ from pathlib import Path
 
 from monai.bundle import ConfigWorkflow
 
-from mri_alm.atomic import private_files
+from mri_alm.atomic import private_files, sweep
 from mri_alm.bundle import user_errors
 from mri_alm.errors import InputError
 from mri_alm.files import write_csv
@@ -47,8 +47,8 @@ def main() -> int:
     parser.add_argument("--outside", action="store_true", help="the manifest may name files outside its folder")
     parser.add_argument("--trust", action="store_true", help="run whatever the model's config says (docs/security.md)")
     arguments = parser.parse_args()
-    overrides = {"run_dir": str(arguments.model)} | {
-        name: str(value) if isinstance(value, Path) else value
+    overrides = {"run_dir": arguments.model} | {  # paths stay paths: MONAI evaluates texts that begin with $, @ or %
+        name: value
         for name in (
             "input",
             "output",
@@ -65,6 +65,7 @@ def main() -> int:
         if (value := getattr(arguments, name)) is not None
     }
     with user_errors(), private_files(), only_user(arguments.output / ".lock"):
+        sweep(arguments.output)
         if arguments.calibration is None and not {"labels", "alpha", "eps"}.isdisjoint(overrides):
             raise InputError("--labels, --alpha and --eps belong to a calibration cohort: give --calibration too.")
         if arguments.explain < 0:

@@ -13,6 +13,7 @@ import sys
 import warnings
 from pathlib import Path
 
+from mri_alm.atomic import private_files
 from mri_alm.benchmark_plan import Table
 from mri_alm.benchmark_run import train_one
 from mri_alm.bundle import user_errors
@@ -38,7 +39,7 @@ def main() -> int:
     parser.add_argument("--address", help="of a Ray cluster that shares the folders (default: start one here)")
     parser.add_argument("--gpus-per-task", type=float, default=0, help="Ray: GPUs of each model")
     arguments = parser.parse_args()
-    with user_errors():
+    with user_errors(), private_files():
         table = Table(TABLES, arguments.table, arguments.protocol)
         methods = arguments.methods or table.methods()
         arguments.runs_dir.mkdir(parents=True, exist_ok=True)

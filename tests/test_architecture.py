@@ -153,7 +153,7 @@ EDGES = {
     "qc_picture": set(),
     "registration": {"errors"},
     "report": set(),
-    "run_record": {"errors", "files", "operating_point", "threshold"},
+    "run_record": {"errors", "files", "operating_point", "places", "threshold"},
     "run_report": {"full_evaluation", "html_report", "report"},
     "schedule": {"errors", "scores"},
     "scores": {"errors"},
@@ -168,6 +168,7 @@ EDGES = {
         "explain",
         "files",
         "operating_point",
+        "places",
         "report",
         "structured_report",
         "threshold",
@@ -183,12 +184,12 @@ EDGES = {
     "tables": {"files"},
     "tasks": {"atomic", "errors"},
     "threshold": {"errors", "metrics", "operating_point"},
-    "tracking": {"bundle", "errors", "files"},
+    "tracking": {"bundle", "errors", "files", "places"},
     "transforms": {"images"},
     "trade_off": {"evaluation", "metrics", "statistics", "threshold"},
     "volume": {"dicom_file", "errors", "series"},
     "workers": {"atomic", "dicom_file", "errors", "preparation", "tasks"},
-    "zoo": {"ensemble", "errors", "explain", "files"},
+    "zoo": {"atomic", "ensemble", "errors", "explain", "files"},
 }
 
 # What a module must not know: losses and the constraint work without MONAI, figures of merit without torch too.

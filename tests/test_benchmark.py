@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from monai.bundle import ConfigParser
 from scipy.stats import sem, t
 from small_cifar import SETTINGS, write_cifar10
 
@@ -68,6 +69,20 @@ def test_every_row_of_every_table_is_a_method_with_all_its_numbers(name: str) ->
         assert method.constrained == key.startswith("alm")
     rows = 17 if table.tpr else 21 if name.startswith("cifar10_long") else 12
     assert len(table.methods()) == rows
+
+
+def test_a_folder_s_name_is_no_expression(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MONAI evaluates texts that begin with $ and replaces those that begin with @ or %."""
+    monkeypatch.chdir(tmp_path)
+    table = Table(TABLES, "cifar10_binary_100", "quick")
+    training = table.trainings(["bce"], 1)[0]
+    code = "$__import__('pathlib').Path('ran').touch()"
+    settings = table.overrides(training, Path(code), Path("@runs"))
+    assert ConfigParser(settings).get_parsed_content("data") == f"./{code}"
+    assert Path(settings["run_dir"]).parts[0] == "@runs"
+    assert settings["run_dir"].startswith("./")
+    assert not Path("ran").exists()
+    assert table.overrides(training, Path("data"), Path("runs"))["data"] == "data"  # as older runs have it
 
 
 def test_printed_numbers_are_those_of_the_latex_source() -> None:

@@ -351,6 +351,13 @@ def test_an_output_that_another_process_writes_to_is_refused(
     assert own.stat().st_mode & 0o777 == 0o700
 
 
+def test_what_a_killed_evaluation_left_is_taken_away(files: Files, tmp_path: Path) -> None:
+    for folder in (tmp_path / "out", tmp_path / "out" / "tables"):
+        (folder / ".part-killed").mkdir(parents=True)
+    assert run(files, tmp_path / "out") == 0
+    assert list((tmp_path / "out").rglob(".part-*")) == []
+
+
 def test_the_same_input_gives_the_same_files(files: Files, tmp_path: Path) -> None:
     for name in ("a", "b"):
         assert run(files, tmp_path / name) == 0

@@ -315,7 +315,8 @@ def test_sequences_nested_thousands_deep_stop_nobody(tmp_path: Path, depth: int,
 
 # --- Nothing is unpickled -------------------------------------------------------------------------------------------
 
-SOURCES = sorted(path for folder in ("mri_alm", "pipelines", "benchmarks") for path in (ROOT / folder).rglob("*.py"))
+FOLDERS = ("mri_alm", "pipelines", "benchmarks", "docker")
+SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "jsonpickle"}
 LOADERS = {
     "torch.load": ("weights_only", True),

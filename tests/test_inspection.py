@@ -91,6 +91,14 @@ def test_a_reader_that_is_named_passes() -> None:
     assert problems({"x": config, "y": config | {"reader": ["NibabelReader", "ITKReader"]}}) == []
 
 
+@pytest.mark.parametrize("value", [False, None])
+def test_networks_without_downloads_pass(value: bool | None) -> None:
+    assert problems({"x": {"_target_": "DenseNet121", "spatial_dims": 3, "pretrained": value}}) == []
+    assert problems({"x": {"_target_": "EfficientNetBN", "model_name": "efficientnet-b0", "pretrained": value}}) == []
+    assert problems({"x": {"_target_": "resnet50"}, "y": {"_target_": "HoVerNet", "pretrained_url": None}}) == []
+    assert problems({"x": {"_target_": "PersistentDataset", "data": [], "transform": [], "cache_dir": "c"}}) == []
+
+
 # --- What must not ---------------------------------------------------------------------------------------------------
 
 EXPRESSIONS = [
@@ -150,6 +158,15 @@ EXPRESSIONS = [
     "monai.transforms.LoadImage",
     "monai.transforms.LoadImage(reader='subprocess.run')",
     "monai.transforms.TorchVision('functional')",
+    "monai.networks.nets.resnet50(True)",
+    "monai.networks.nets.resnet50('/root/x.pt')",
+    "monai.networks.nets.resnet50(pretrained='/root/x.pt')",
+    "monai.networks.nets.densenet121(3, 1, 2, True)",
+    "monai.networks.nets.HoVerNet('fast', 3, 5, 'batch', pretrained_url='http://evil/x')",
+    "monai.networks.nets.EfficientNetBN('efficientnet-b0')",
+    "monai.networks.nets.resnet.get_pretrained_resnet_medicalnet(50)",
+    "monai.data.CSVDataset('http://evil/x')",
+    "@a(pretrained=True)",
     "monai.inferers.PatchInferer(@a, 'os.system')",
     "monai.losses.PerceptualLoss(3, 'radimagenet_resnet50')",
     "monai.apps.utils.extractall('x.zip', '/')",
@@ -274,6 +291,18 @@ TARGETS: list[dict[str, Any]] = [
     {"_target_": "LoadImage", "_mode_": "callable"},
     {"_target_": "SaveImaged", "writer": "os.system"},
     {"_target_": "PatchInferer", "merger_cls": "os.system"},
+    {"_target_": "HoVerNet", "pretrained_url": "http://evil/x"},
+    {"_target_": "HoVerNet", "_mode_": "callable"},
+    {"_target_": "resnet50", "pretrained": "/root/x.pt"},
+    {"_target_": "resnet50", "_mode_": "callable"},
+    {"_target_": "DenseNet121", "pretrained": True},
+    {"_target_": "EfficientNetBN", "model_name": "efficientnet-b0"},  # its default is to download
+    {"_target_": "MILModel", "num_classes": 1},
+    {"_target_": "TorchVisionFCModel", "weights": "DEFAULT"},
+    {"_target_": "Transchex"},
+    {"_target_": "CSVDataset", "src": "http://evil/x"},
+    {"_target_": "LogfileHandler", "output_dir": "/etc"},
+    {"_target_": "ClearMLHandler", "output_uri": "http://evil/x"},
     {"_target_": "PersistentDataset", "weights_only": False},
     {"_target_": "PersistentDataset", "_mode_": "callable"},
     {"_target_": "NumpyReader", "allow_pickle": True},

@@ -21,6 +21,8 @@ from mri_alm.ensemble import TrainedRun
 from mri_alm.errors import InputError
 from mri_alm.phantom import make_study
 from mri_alm.phantom_io import Row, write_cohort
+from mri_alm.places import LOCAL
+from mri_alm.run_record import read_run
 from mri_alm.scoring import operating_point
 
 Program = Callable[..., int]
@@ -98,6 +100,10 @@ def test_all_outputs_of_a_folder_with_a_failing_exam(
     run: Path, exams: Path, tmp_path: Path, score: Program, capfd: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out"
+    record = json.loads((run / "config.json").read_text())
+    record["settings"] |= dict.fromkeys(LOCAL, "/home/Doe/cohort")
+    (run / "config.json").write_text(json.dumps(record))
+    assert set(read_run(run).settings) == set(record["settings"]) - set(LOCAL)  # what report.html shows
     assert score(*arguments(run, exams, output), "--sr", "--explain", 1) == 2  # some exam could not be scored
     text = capfd.readouterr()
     assert "score: 100%" in text.err
@@ -247,6 +253,31 @@ def test_nothing_but_sr_needs_highdicom() -> None:
         assert not any(ast.unparse(node).split()[1].startswith("highdicom") for node in top), path.name
 
 
+@pytest.mark.parametrize("begin", ["$", "@", "%", "#"])
+def test_a_path_is_a_name_and_never_evaluated(
+    begin: str,
+    run: Path,
+    few: Path,
+    tmp_path: Path,
+    score: Program,
+    refusal: Callable[..., str],
+    no_pictures: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """MONAI evaluates texts that begin with $, replaces those with @ and %, and # anywhere."""
+    monkeypatch.chdir(tmp_path)
+    name = f"{begin}__import__('pathlib').Path('ran').touch() or 'few#1'"
+    assert f"{name} is neither a folder nor a .csv manifest" in refusal(score, *arguments(run, Path(name), Path("out")))
+    exams = Path(name)
+    exams.mkdir()
+    for path in [few, *few.parent.glob("S*")]:
+        path.rename(exams / path.name)
+    run.rename(f"{name}_run")
+    assert score(*arguments(Path(f"{name}_run"), exams / few.name, Path(f"{name}_out"))) == 0
+    assert len(read_rows(Path(f"{name}_out") / "scores.csv")) == 3
+    assert not Path("ran").exists()
+
+
 # --- What may calibrate ---------------------------------------------------------------------------------------------
 
 
@@ -272,6 +303,25 @@ def _as_report(digests: dict[str, str]) -> dict[str, Any]:
 
 def _as_threshold(digests: dict[str, str]) -> dict[str, Any]:
     return {"checkpoints": digests}
+
+
+def test_scores_never_stand_beside_the_digests_of_an_earlier_model(
+    run: Path, few: Path, tmp_path: Path, score: Program, no_pictures: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill or a full disk between scores.csv and report.json, in an output that held another model's scores."""
+    output = tmp_path / "out"
+    (output / ".part-killed").mkdir(parents=True)
+    (output / "report.json").write_text(json.dumps(_as_report({"split_0": "other"})))
+
+    def full(*_: Any) -> None:
+        raise InputError("no space")
+
+    monkeypatch.setattr("mri_alm.scoring._record", full)
+    with pytest.raises(SystemExit):
+        score(*arguments(run, few, output))
+    assert (output / "scores.csv").is_file()
+    assert not (output / "report.json").exists()
+    assert list(output.glob(".part-*")) == []  # what the killed one left half written
 
 
 def test_patients_of_the_training_do_not_calibrate(run: Path, tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """A finished run as a bundle of the model zoo, and what MONAI's own programs make of it."""
 
 import json
+import os
 import shutil
+import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -213,6 +215,24 @@ def test_a_folder_with_something_in_it_is_refused(trained: Path, tmp_path: Path,
     (tmp_path / "old").write_text("")
     assert "is not empty. Give a new folder" in refusal(program, "--model", trained, "--output", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
+
+
+def test_an_export_that_was_cut_short_can_be_started_again(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "b"
+    with monkeypatch.context() as broken:
+        broken.setattr("mri_alm.zoo._metadata", lambda *_: pytest.fail("cut short"))
+        with pytest.raises(pytest.fail.Exception):
+            program("--model", trained, "--output", output)
+    assert list(tmp_path.iterdir()) == []
+    before = os.umask(0)
+    try:
+        assert program("--model", trained, "--output", output) == 0
+    finally:
+        os.umask(before)
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (output, *output.rglob("*"))}
+    assert {path.name for path, mode in modes.items() if mode != (0o700 if path.is_dir() else 0o600)} == set()
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "header", "other network"])
