@@ -2,8 +2,11 @@
 
 import contextlib
 import copy
+import functools
 import logging
 import os
+import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -105,7 +108,7 @@ def run_tasks(function: Callable[[Any], Any], items: Iterable[Any], pool: Pool) 
     Raises:
         InputError: If the cluster cannot be reached.
     """
-    task = _Task(function, Path.cwd())
+    task = _Task(function, Path.cwd(), os.getpid() if pool.backend == "loky" else None)
     yield from (_on_ray if pool.backend == "ray" else _on_this_machine)(task, list(items), pool)
 
 
@@ -113,8 +116,11 @@ def run_tasks(function: Callable[[Any], Any], items: Iterable[Any], pool: Pool) 
 class _Task:
     function: Callable[[Any], Any]
     folder: Path
+    driver: int | None  # the process whose locks protect what the task writes, where it may be the worker's parent
 
     def __call__(self, item: Any) -> Outcome:
+        if self.driver is not None and self.driver != os.getpid():
+            _end_with(self.driver)
         if Path.cwd() != self.folder:  # a worker of another machine, or of an earlier start
             os.chdir(self.folder)
         try:
@@ -124,6 +130,23 @@ class _Task:
             if cause := find_cause(error, InputError):
                 return Outcome(item, error=_portable(cause))
             return Outcome(item, error=_portable(error), trace=traceback.format_exc())
+
+
+@functools.cache
+def _end_with(driver: int) -> None:
+    """End this worker when the driver ends, even by ``kill -9``: it would go on writing, without the driver's locks.
+
+    A thread that looks, since Linux's PR_SET_PDEATHSIG goes by the thread that started the worker, not its process.
+    """
+
+    def watch() -> None:
+        while os.getppid() == driver:
+            time.sleep(0.5)
+        os._exit(1)
+
+    if os.getppid() != driver:
+        os._exit(1)
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _portable(error: BaseException) -> Exception:

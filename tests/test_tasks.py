@@ -1,8 +1,12 @@
 """Tasks that fail, die or wait, and the same work done in one process."""
 
+import fcntl
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -113,6 +117,44 @@ def test_a_task_that_always_dies_is_named_and_the_others_finish() -> None:
     assert {item: found[item].result for item in (0, 1, 3, 4)} == {0: 0, 1: 1, 3: 3, 4: 4}
     with pytest.raises(InputError, match=r"^Task 2: its process died each time it was started \(2 times\): killed, or"):
         found[2].get()
+
+
+DRIVER = """
+import fcntl, sys, time
+from pathlib import Path
+from mri_alm.tasks import Pool, run_tasks
+
+def begin(number):
+    with (Path(sys.argv[1]) / str(number)).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        Path(file.name + ".begun").touch()
+        time.sleep(20)
+
+if __name__ == "__main__":
+    list(run_tasks(begin, range(6), Pool("loky", 2)))
+"""
+
+
+def test_workers_end_with_a_driver_that_is_killed(tmp_path: Path) -> None:
+    """Each task holds a lock: what can be taken is of a task that has ended."""
+    with subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)]) as driver:
+        wait_for(lambda: len(list(tmp_path.glob("*.begun"))) == 2)
+        driver.kill()
+    killed = time.monotonic()
+    files = [path.with_suffix("").open() for path in tmp_path.glob("*.begun")]
+    for file in files:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.close()
+    assert time.monotonic() - killed < 10
+    time.sleep(1)
+    assert len(list(tmp_path.glob("*.begun"))) == len(files) == 2
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(
