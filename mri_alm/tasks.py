@@ -217,7 +217,7 @@ def _on_ray(task: _Task, items: list[Any], pool: Pool) -> Iterator[Outcome]:
     if own:
         _join(ray, pool)
     try:
-        cores = max(1, int(ray.cluster_resources().get("CPU", 1)) // pool.workers)  # Ray bounds the threads by them
+        cores = _cores_per_task(ray, pool)  # Ray bounds the threads by them
         remote = ray.remote(num_cpus=cores, num_gpus=pool.gpus, max_retries=pool.retries)(_call)
         queue, running = iter(items), {}
         while True:
@@ -238,6 +238,19 @@ def _on_ray(task: _Task, items: list[Any], pool: Pool) -> Iterator[Outcome]:
     finally:
         if own:
             ray.shutdown()
+
+
+def _cores_per_task(ray: Any, pool: Pool) -> int:
+    """Each task's share of the cluster, which one node must have: Ray waits for ever for what no node has."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    fitting = [int(node.get("CPU", 0)) for node in nodes if node.get("GPU", 0) >= pool.gpus and node.get("CPU", 0) >= 1]
+    if not fitting:
+        found = ", ".join(f"{node.get('CPU', 0):g} cores and {node.get('GPU', 0):g} GPUs" for node in nodes)
+        raise InputError(
+            f"No node of the Ray cluster has a core and the {pool.gpus:g} GPUs of a task (nodes: {found or 'none'}). "
+            "Lower --gpus-per-task, or add a node that has them."
+        )
+    return max(1, min(int(ray.cluster_resources().get("CPU", 1)) // pool.workers, max(fitting)))
 
 
 def _call(task: _Task, item: Any) -> Outcome:

@@ -183,7 +183,8 @@ class OneByOne:
 
     exceptions = SimpleNamespace(RayError=ConnectionResetError)
 
-    def __init__(self) -> None:
+    def __init__(self, *nodes: dict[str, float]) -> None:
+        self.resources = nodes or ({"CPU": 4.0, "GPU": 1.0},) * 2
         self.options: dict[str, Any] = {}
         self.waiting: list[Any] = []
         self.most = 0
@@ -192,7 +193,11 @@ class OneByOne:
         return True
 
     def cluster_resources(self) -> dict[str, float]:
-        return {"CPU": 8.0}
+        return {"CPU": sum(node.get("CPU", 0) for node in self.resources)}
+
+    def nodes(self) -> list[dict[str, Any]]:
+        dead = {"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}}
+        return [dead, *({"Alive": True, "Resources": node} for node in self.resources)]
 
     def remote(self, **options: Any) -> Callable[[Any], Any]:
         self.options = options
@@ -221,6 +226,27 @@ def test_on_ray_tasks_wait_for_a_worker_and_a_lost_one_loses_no_other(monkeypatc
         found[3].get()
     with pytest.raises(InputError, match=r"^Task 1: its process died each time it was started \(5 times\)"):
         found[1].get()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "pool", "cores"),
+    [
+        ([{"CPU": 16.0}, {"CPU": 16.0}], Pool("loky", 1), 16),
+        ([{"CPU": 16.0}, {"CPU": 16.0}], Pool("loky", 4), 8),
+        ([{"CPU": 2.0}], Pool("loky", 4), 1),
+        ([{"CPU": 64.0}, {"CPU": 8.0, "GPU": 2.0}, {"CPU": 4.0, "GPU": 1.0}], SimpleNamespace(workers=1, gpus=1), 8),
+    ],
+)
+def test_a_task_on_ray_asks_for_no_more_than_a_node_has(nodes: list[dict[str, float]], pool: Any, cores: int) -> None:
+    assert mri_alm.tasks._cores_per_task(OneByOne(*nodes), pool) == cores
+
+
+def test_more_gpus_than_any_node_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = OneByOne({"CPU": 4.0}, {"CPU": 2.0, "GPU": 1.0})
+    monkeypatch.setattr("mri_alm.tasks._ray", lambda: ray)
+    message = r"a core and the 2 GPUs of a task \(nodes: 4 cores and 0 GPUs, 2 cores and 1 GPUs\)"
+    with pytest.raises(InputError, match=message):
+        next(run_tasks(square, [0], Pool("ray", gpus=2)))
 
 
 def test_ray_takes_the_function_that_workers_call() -> None:
