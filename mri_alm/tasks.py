@@ -1,17 +1,20 @@
 """Independent tasks - splits, trainings, studies - on one machine or a Ray cluster; each has an outcome of its own."""
 
 import contextlib
-import copy
 import functools
 import logging
 import os
+import socket
 import threading
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
+from logging.handlers import QueueHandler
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from mri_alm.atomic import private_files
@@ -20,6 +23,9 @@ from mri_alm.errors import InputError, find_cause, one_of
 logger = logging.getLogger("mri_alm")
 
 BACKENDS = ("loky", "ray", "threading")
+
+# Ray's errors that say that a process or its machine went away.
+_LOST = ("LocalRayletDiedError", "NodeDiedError", "ObjectLostError", "OutOfMemoryError", "WorkerCrashedError")
 
 
 @dataclass(frozen=True)
@@ -121,15 +127,25 @@ class _Task:
     def __call__(self, item: Any) -> Outcome:
         if self.driver is not None and self.driver != os.getpid():
             _end_with(self.driver)
-        if Path.cwd() != self.folder:  # a worker of another machine, or of an earlier start
-            os.chdir(self.folder)
         try:
+            self._enter()
             with private_files():  # a worker has an umask of its own
                 return Outcome(item, self.function(item))
         except (Exception, SystemExit) as error:  # a bundle config that refuses its input leaves
             if cause := find_cause(error, InputError):
                 return Outcome(item, error=_portable(cause))
             return Outcome(item, error=_portable(error), trace=traceback.format_exc())
+
+    def _enter(self) -> None:
+        """The driver's folder: a worker may be on another machine, or of an earlier start."""
+        try:
+            if Path.cwd() != self.folder:
+                os.chdir(self.folder)
+        except OSError as error:
+            raise InputError(
+                f"This machine ({socket.gethostname()}) has no folder {self.folder} ({error.strerror}). Start the "
+                "command in a folder that all machines of the cluster see under the same path."
+            ) from error
 
 
 @functools.cache
@@ -150,11 +166,11 @@ def _end_with(driver: int) -> None:
 
 
 def _portable(error: BaseException) -> Exception:
-    """An error that reaches another process: some exceptions are pickled and cannot be read back."""
+    """An error that reaches another process: some exceptions cannot be pickled, others not be read back."""
     try:
         if not isinstance(error, Exception):
             raise TypeError("no error")
-        copy.copy(error)  # as pickle does
+        ForkingPickler.loads(ForkingPickler.dumps(error))
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
@@ -190,7 +206,8 @@ def _on_this_machine(task: _Task, items: list[Any], pool: Pool) -> Iterator[Outc
             logger.warning("A worker died (killed, or out of memory). %d tasks start again.", len(waiting))
     for number in list(waiting):  # one process that dies takes the others' with it, so the last try is one by one
         try:
-            ((_, outcome),) = start([number], 2)  # two: with one, joblib would use this process
+            # As many workers, for as many threads each; two at least, with one joblib would use this process.
+            ((_, outcome),) = start([number], max(2, pool.workers))
         except BrokenProcessPool:
             outcome = _lost(waiting[number], pool)
         yield outcome
@@ -230,10 +247,13 @@ def _on_ray(task: _Task, items: list[Any], pool: Pool) -> Iterator[Outcome]:
             (done, *_), _ = ray.wait(list(running))
             item = running.pop(done)
             try:
-                outcome = ray.get(done)
+                outcome, records = ray.get(done)
+                for record in records:
+                    logger.handle(record)
             except ray.exceptions.RayError as error:
                 logger.warning("Task %s was lost: %s", item, type(error).__name__)
-                outcome = _lost(item, pool)
+                lost = isinstance(error, tuple(getattr(ray.exceptions, name) for name in _LOST))
+                outcome = _lost(item, pool) if lost else Outcome(item, error=error, trace=str(error))
             yield outcome
     finally:
         if own:
@@ -253,8 +273,17 @@ def _cores_per_task(ray: Any, pool: Pool) -> int:
     return max(1, min(int(ray.cluster_resources().get("CPU", 1)) // pool.workers, max(fitting)))
 
 
-def _call(task: _Task, item: Any) -> Outcome:
-    return task(item)
+def _call(task: _Task, item: Any) -> tuple[Outcome, list[logging.LogRecord]]:
+    """The outcome, and the warnings on the way: what a worker of Ray logs stays on its machine."""
+    kept: SimpleQueue[logging.LogRecord] = SimpleQueue()
+    handler = QueueHandler(kept)  # makes plain text of what a record holds
+    handler.setLevel(logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        outcome = task(item)
+    finally:
+        logger.removeHandler(handler)
+    return outcome, [kept.get() for _ in range(kept.qsize())]
 
 
 def _ray() -> Any:

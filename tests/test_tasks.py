@@ -1,6 +1,7 @@
 """Tasks that fail, die or wait, and the same work done in one process."""
 
 import fcntl
+import logging
 import os
 import signal
 import subprocess
@@ -36,6 +37,18 @@ class StuckError(Exception):
 
 def raise_unpicklable(_: int) -> None:
     raise StuckError("one", "two")
+
+
+class LockedError(Exception):
+    def __init__(self) -> None:
+        super().__init__("locked")
+        self.lock = threading.Lock()
+
+
+def raise_locked(item: int) -> int:
+    if item == 0:
+        raise LockedError
+    return item
 
 
 def where(_: int) -> tuple[str, int, int]:
@@ -76,6 +89,32 @@ def test_an_error_that_cannot_travel_is_told_as_text() -> None:
     (outcome,) = run_tasks(raise_unpicklable, [0], Pool("loky", 2))
     assert str(outcome.error) == "StuckError: one two"
     assert "raise_unpicklable" in outcome.trace
+
+
+def test_an_error_that_holds_a_lock_loses_no_other() -> None:
+    found = {outcome.item: outcome for outcome in run_tasks(raise_locked, range(4), Pool("loky", 2))}
+    assert [found[item].result for item in range(4)] == [None, 1, 2, 3]
+    assert str(found[0].error) == "LockedError: locked"
+
+
+def die_or_count_threads(mark: Path) -> int:
+    """The threads of the last, lonely try."""
+    import torch
+
+    with mark.open("a") as file:
+        file.write("x")
+    if mark.stat().st_size <= 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return torch.get_num_threads()
+
+
+def test_the_last_try_has_the_threads_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("joblib._parallel_backends.cpu_count", lambda: 8)
+    pool = Pool("loky", 4, retries=1)
+    (outcome,) = run_tasks(die_or_count_threads, [tmp_path / "mark"], pool)
+    assert outcome.get() == 2
 
 
 def test_outcomes_come_as_they_are_ready() -> None:
@@ -179,9 +218,12 @@ def test_ray_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class OneByOne:
-    """What `run_tasks` uses of Ray, in this process; a task with item 1 is lost with its node."""
+    """What `run_tasks` uses of Ray, in this process; item 1 is lost with its node, item 2 is not read there."""
 
-    exceptions = SimpleNamespace(RayError=ConnectionResetError)
+    exceptions = SimpleNamespace(
+        RayError=OSError, RayTaskError=PermissionError, WorkerCrashedError=ConnectionResetError,
+        LocalRayletDiedError=(), NodeDiedError=(), ObjectLostError=(), OutOfMemoryError=(),
+    )  # fmt: skip
 
     def __init__(self, *nodes: dict[str, float]) -> None:
         self.resources = nodes or ({"CPU": 4.0, "GPU": 1.0},) * 2
@@ -210,8 +252,15 @@ class OneByOne:
     def get(self, reference: Any) -> Any:
         function, given = reference
         if given[1] == 1:
-            raise self.exceptions.RayError
-        return function(*given)
+            raise self.exceptions.WorkerCrashedError
+        if given[1] == 2:
+            raise self.exceptions.RayTaskError("No module named mri_alm")
+        logger = logging.getLogger("mri_alm")
+        logger.propagate = False  # what a worker logs stays there
+        try:
+            return function(*given)
+        finally:
+            logger.propagate = True
 
 
 def test_on_ray_tasks_wait_for_a_worker_and_a_lost_one_loses_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,11 +270,32 @@ def test_on_ray_tasks_wait_for_a_worker_and_a_lost_one_loses_no_other(monkeypatc
     found = {outcome.item: outcome for outcome in run_tasks(square, range(7), pool)}
     assert ray.options == {"num_cpus": 2, "num_gpus": 0.5, "max_retries": 4}
     assert ray.most == 3
-    assert {item: found[item].result for item in (0, 2, 5, 6)} == {0: 0, 2: 4, 5: 25, 6: 36}
+    assert {item: found[item].result for item in (0, 5, 6)} == {0: 0, 5: 25, 6: 36}
     with pytest.raises(StudyError, match=r"^study 3 has no T2$"):
         found[3].get()
     with pytest.raises(InputError, match=r"^Task 1: its process died each time it was started \(5 times\)"):
         found[1].get()
+    with pytest.raises(PermissionError, match="No module named mri_alm"):
+        found[2].get()
+
+
+def warn(item: int) -> int:
+    logging.getLogger("mri_alm").warning("study %s has no gland", item)
+    return item
+
+
+def test_warnings_of_ray_s_workers_are_told_here(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("mri_alm.tasks._ray", OneByOne)
+    assert [outcome.get() for outcome in run_tasks(warn, [7], Pool("ray"))] == [7]
+    assert caplog.messages == ["study 7 has no gland"]
+
+
+def test_a_machine_without_the_folder_is_said(tmp_path: Path) -> None:
+    outcome = mri_alm.tasks._Task(square, tmp_path / "absent", None)(0)
+    with pytest.raises(InputError, match=r"^This machine \(.*\) has no folder .*absent \(No such file or directory\)"):
+        outcome.get()
 
 
 @pytest.mark.parametrize(
