@@ -36,7 +36,7 @@ EDGES = {
     "cells": set(),
     "cifar": {"errors"},
     "cifar_batches": {"cifar_sets", "errors"},
-    "cifar_job": {"bundle", "cifar_sets", "ensemble", "errors", "files", "metrics", "processes"},
+    "cifar_job": {"bundle", "cifar_sets", "ensemble", "errors", "files", "locks", "metrics", "processes"},
     "cifar_sets": {"cifar", "errors"},
     "cohort": {"errors", "files", "places"},
     "cohort_check": {"prepared_cohort"},
