@@ -1,12 +1,9 @@
 """Independent tasks - splits, trainings, studies - on one machine or a Ray cluster; each has an outcome of its own."""
 
 import contextlib
-import functools
 import logging
 import os
 import socket
-import threading
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -19,6 +16,7 @@ from typing import Any
 
 from mri_alm.atomic import private_files
 from mri_alm.errors import InputError, find_cause, one_of
+from mri_alm.lifeline import end_with
 
 logger = logging.getLogger("mri_alm")
 
@@ -126,7 +124,7 @@ class _Task:
 
     def __call__(self, item: Any) -> Outcome:
         if self.driver is not None and self.driver != os.getpid():
-            _end_with(self.driver)
+            end_with(self.driver)
         try:
             self._enter()
             with private_files():  # a worker has an umask of its own
@@ -146,23 +144,6 @@ class _Task:
                 f"This machine ({socket.gethostname()}) has no folder {self.folder} ({error.strerror}). Start the "
                 "command in a folder that all machines of the cluster see under the same path."
             ) from error
-
-
-@functools.cache
-def _end_with(driver: int) -> None:
-    """End this worker when the driver ends, even by ``kill -9``: it would go on writing, without the driver's locks.
-
-    A thread that looks, since Linux's PR_SET_PDEATHSIG goes by the thread that started the worker, not its process.
-    """
-
-    def watch() -> None:
-        while os.getppid() == driver:
-            time.sleep(0.5)
-        os._exit(1)
-
-    if os.getppid() != driver:
-        os._exit(1)
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def _portable(error: BaseException) -> Exception:
