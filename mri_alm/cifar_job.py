@@ -1,8 +1,10 @@
 """What the CIFAR configs run: train every split, test each model on the balanced test set, write its scores."""
 
+import contextlib
 import json
 import logging
 import time
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from mri_alm.cifar_sets import ImageSet
 from mri_alm.ensemble import load_member, progress_bar
 from mri_alm.errors import InputError
 from mri_alm.files import write_json
+from mri_alm.locks import only_user
 from mri_alm.metrics import auc
 from mri_alm.processes import barrier, rank
 
@@ -57,12 +60,19 @@ class CifarJob:
 
     def run(self) -> None:
         """Train what is not trained yet."""
-        barrier()
-        if rank() == 0:
-            refuse_other_settings(self.folder, self.config)
-            claim(self.folder, self.config)
-        barrier()
         todo = range(self.config["splits"]) if self.config["split"] is None else [self.config["split"]]
+        with contextlib.ExitStack() as held:
+            barrier()
+            if rank() == 0:
+                for split in todo:  # other splits may be trained by other processes meanwhile
+                    held.enter_context(only_user(self.folder / f".split_{split}.lock"))
+                with only_user(self.folder / ".lock", wait=True):
+                    refuse_other_settings(self.folder, self.config)
+                    claim(self.folder, self.config)
+            barrier()
+            self._train_all(todo)
+
+    def _train_all(self, todo: Sequence[int]) -> None:
         with progress_bar("train", len(todo) * self.config["max_epochs"], "epoch") as bar:
             for split in todo:
                 bar.set_description(f"split {split}")

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import itertools
 import logging
 import os
 import socket
@@ -16,6 +17,7 @@ from mri_alm.errors import InputError
 logger = logging.getLogger("mri_alm")
 
 _UNSUPPORTED = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
+_TRIES = 1000  # far more than other processes can be in the way; then the folder cannot be made
 
 
 @contextlib.contextmanager
@@ -45,12 +47,12 @@ def only_user(path: Path, *, wait: bool = False) -> Iterator[None]:
 
 
 def _hold(path: Path, wait: bool) -> IO[str]:
-    while True:
+    for tries in itertools.count(1):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = path.open("a+", encoding="utf-8")  # what the holder wrote is kept
         except OSError as error:
-            if isinstance(error, FileNotFoundError) and not path.parent.exists():
+            if isinstance(error, FileNotFoundError) and not path.parent.exists() and tries < _TRIES:
                 continue  # an empty folder that its maker has just taken away
             raise InputError(f"Cannot write {path}: {error.strerror}. Choose another folder.") from error
         try:

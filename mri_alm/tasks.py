@@ -1,22 +1,29 @@
 """Independent tasks - splits, trainings, studies - on one machine or a Ray cluster; each has an outcome of its own."""
 
 import contextlib
-import copy
 import logging
 import os
+import socket
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
+from logging.handlers import QueueHandler
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from mri_alm.atomic import private_files
 from mri_alm.errors import InputError, find_cause, one_of
+from mri_alm.lifeline import end_with
 
 logger = logging.getLogger("mri_alm")
 
 BACKENDS = ("loky", "ray", "threading")
+
+# Ray's errors that say that a process or its machine went away.
+_LOST = ("LocalRayletDiedError", "NodeDiedError", "ObjectLostError", "OutOfMemoryError", "WorkerCrashedError")
 
 
 @dataclass(frozen=True)
@@ -105,7 +112,7 @@ def run_tasks(function: Callable[[Any], Any], items: Iterable[Any], pool: Pool) 
     Raises:
         InputError: If the cluster cannot be reached.
     """
-    task = _Task(function, Path.cwd())
+    task = _Task(function, Path.cwd(), os.getpid() if pool.backend == "loky" else None)
     yield from (_on_ray if pool.backend == "ray" else _on_this_machine)(task, list(items), pool)
 
 
@@ -113,11 +120,13 @@ def run_tasks(function: Callable[[Any], Any], items: Iterable[Any], pool: Pool) 
 class _Task:
     function: Callable[[Any], Any]
     folder: Path
+    driver: int | None  # the process whose locks protect what the task writes, where it may be the worker's parent
 
     def __call__(self, item: Any) -> Outcome:
-        if Path.cwd() != self.folder:  # a worker of another machine, or of an earlier start
-            os.chdir(self.folder)
+        if self.driver is not None and self.driver != os.getpid():
+            end_with(self.driver)
         try:
+            self._enter()
             with private_files():  # a worker has an umask of its own
                 return Outcome(item, self.function(item))
         except (Exception, SystemExit) as error:  # a bundle config that refuses its input leaves
@@ -125,13 +134,24 @@ class _Task:
                 return Outcome(item, error=_portable(cause))
             return Outcome(item, error=_portable(error), trace=traceback.format_exc())
 
+    def _enter(self) -> None:
+        """The driver's folder: a worker may be on another machine, or of an earlier start."""
+        try:
+            if Path.cwd() != self.folder:
+                os.chdir(self.folder)
+        except OSError as error:
+            raise InputError(
+                f"This machine ({socket.gethostname()}) has no folder {self.folder} ({error.strerror}). Start the "
+                "command in a folder that all machines of the cluster see under the same path."
+            ) from error
+
 
 def _portable(error: BaseException) -> Exception:
-    """An error that reaches another process: some exceptions are pickled and cannot be read back."""
+    """An error that reaches another process: some exceptions cannot be pickled, others not be read back."""
     try:
         if not isinstance(error, Exception):
             raise TypeError("no error")
-        copy.copy(error)  # as pickle does
+        ForkingPickler.loads(ForkingPickler.dumps(error))
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
@@ -167,7 +187,8 @@ def _on_this_machine(task: _Task, items: list[Any], pool: Pool) -> Iterator[Outc
             logger.warning("A worker died (killed, or out of memory). %d tasks start again.", len(waiting))
     for number in list(waiting):  # one process that dies takes the others' with it, so the last try is one by one
         try:
-            ((_, outcome),) = start([number], 2)  # two: with one, joblib would use this process
+            # As many workers, for as many threads each; two at least, with one joblib would use this process.
+            ((_, outcome),) = start([number], max(2, pool.workers))
         except BrokenProcessPool:
             outcome = _lost(waiting[number], pool)
         yield outcome
@@ -194,7 +215,7 @@ def _on_ray(task: _Task, items: list[Any], pool: Pool) -> Iterator[Outcome]:
     if own:
         _join(ray, pool)
     try:
-        cores = max(1, int(ray.cluster_resources().get("CPU", 1)) // pool.workers)  # Ray bounds the threads by them
+        cores = _cores_per_task(ray, pool)  # Ray bounds the threads by them
         remote = ray.remote(num_cpus=cores, num_gpus=pool.gpus, max_retries=pool.retries)(_call)
         queue, running = iter(items), {}
         while True:
@@ -207,18 +228,43 @@ def _on_ray(task: _Task, items: list[Any], pool: Pool) -> Iterator[Outcome]:
             (done, *_), _ = ray.wait(list(running))
             item = running.pop(done)
             try:
-                outcome = ray.get(done)
+                outcome, records = ray.get(done)
+                for record in records:
+                    logger.handle(record)
             except ray.exceptions.RayError as error:
                 logger.warning("Task %s was lost: %s", item, type(error).__name__)
-                outcome = _lost(item, pool)
+                lost = isinstance(error, tuple(getattr(ray.exceptions, name) for name in _LOST))
+                outcome = _lost(item, pool) if lost else Outcome(item, error=error, trace=str(error))
             yield outcome
     finally:
         if own:
             ray.shutdown()
 
 
-def _call(task: _Task, item: Any) -> Outcome:
-    return task(item)
+def _cores_per_task(ray: Any, pool: Pool) -> int:
+    """Each task's share of the cluster, which one node must have: Ray waits for ever for what no node has."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    fitting = [int(node.get("CPU", 0)) for node in nodes if node.get("GPU", 0) >= pool.gpus and node.get("CPU", 0) >= 1]
+    if not fitting:
+        found = ", ".join(f"{node.get('CPU', 0):g} cores and {node.get('GPU', 0):g} GPUs" for node in nodes)
+        raise InputError(
+            f"No node of the Ray cluster has a core and the {pool.gpus:g} GPUs of a task (nodes: {found or 'none'}). "
+            "Lower --gpus-per-task, or add a node that has them."
+        )
+    return max(1, min(int(ray.cluster_resources().get("CPU", 1)) // pool.workers, max(fitting)))
+
+
+def _call(task: _Task, item: Any) -> tuple[Outcome, list[logging.LogRecord]]:
+    """The outcome, and the warnings on the way: what a worker of Ray logs stays on its machine."""
+    kept: SimpleQueue[logging.LogRecord] = SimpleQueue()
+    handler = QueueHandler(kept)  # makes plain text of what a record holds
+    handler.setLevel(logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        outcome = task(item)
+    finally:
+        logger.removeHandler(handler)
+    return outcome, [kept.get() for _ in range(kept.qsize())]
 
 
 def _ray() -> Any:

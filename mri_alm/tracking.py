@@ -14,6 +14,8 @@ from mri_alm.errors import InputError
 from mri_alm.files import write_json
 from mri_alm.places import LOCAL
 
+logger = logging.getLogger("mri_alm")
+
 EXPERIMENT = "mri-alm"
 ARTIFACTS = ("report.html", "metrics.json", "threshold.json")
 
@@ -34,7 +36,8 @@ def tracking(config: Mapping[str, Any], folder: Path) -> Iterator["MlflowRun | N
     try:
         yield run
     except BaseException:
-        run.end("FAILED")
+        with run.tolerated():
+            run.end("FAILED")
         raise
 
 
@@ -42,15 +45,15 @@ def check_tracking(config: Mapping[str, Any]) -> None:
     """Refuse what cannot be tracked, before hours of work.
 
     Raises:
-        InputError: If the name is unknown, MLflow is not installed, or the address holds a password.
+        InputError: If the name is unknown, MLflow is not installed, or the address holds a password or a token.
     """
     name, uri = config["tracking"], config["tracking_uri"]
     if name not in (None, "mlflow"):
         raise InputError(f'tracking must be mlflow, or left out (TensorBoard is always written), got "{name}".')
-    if uri and re.search(r"://[^/@]*:[^/@]*@", uri):
+    if uri and re.search(r"://[^/?#]*@|password=", uri, re.IGNORECASE):
         raise InputError(
-            "tracking_uri holds a password, and it would stand in the run's config.json. Leave it out and set the "
-            "environment variable MLFLOW_TRACKING_URI."
+            "tracking_uri holds a password, a token or a user's name (before @, or password=), and it would stand in "
+            "the run's config.json. Leave it out and set the environment variable MLFLOW_TRACKING_URI."
         )
     if name:
         _mlflow()
@@ -73,6 +76,7 @@ class MlflowRun:
         self.client = _mlflow().MlflowClient(uri or f"sqlite:///{(folder / 'mlflow.db').resolve()}")
         self.ids = _read(folder / "mlflow.json")
         self.steps: dict[str, int] = {}
+        self._failed = False
         self._experiment = self._find_experiment()
         if self.local:
             (folder / "mlflow.db").chmod(0o600)
@@ -80,12 +84,31 @@ class MlflowRun:
         self._log_settings()
 
     def epochs(self, split: int, history: Sequence[Mapping[str, float]]) -> None:
-        """Log the epochs of a split that are not there yet.
+        """Log the epochs of a split that are not there yet; after an error of MLflow, :meth:`finish` does it.
 
         Args:
             split: Its number.
             history: Of its epochs, as in ``split.json``.
         """
+        if not self._failed:
+            with self.tolerated():
+                self._log_epochs(split, history)
+
+    @contextlib.contextmanager
+    def tolerated(self) -> Iterator[None]:
+        """An error of MLflow in this block is told, once, and stops nothing."""
+        try:
+            yield
+        except Exception as error:  # of its server, its database or its files; the text may hold the address
+            if not self._failed:
+                logger.warning(
+                    "MLflow failed (%s). The training goes on; its curves are logged when it is finished, or by the "
+                    "same command started again.",
+                    type(error).__name__,
+                )
+            self._failed = True
+
+    def _log_epochs(self, split: int, history: Sequence[Mapping[str, float]]) -> None:
         from mlflow.entities import Metric
 
         name = f"split_{split}"
@@ -113,16 +136,16 @@ class MlflowRun:
                 self.client.log_artifact(self.parent, str(self.folder / name))
         for split in range(splits):
             record = _read(self.folder / f"split_{split}" / "split.json")
-            self.epochs(split, record["epochs"])
+            self._log_epochs(split, record["epochs"])
             run = self.ids[f"split_{split}"]
             self.client.set_tag(run, "best_epoch", record["best"]["epoch"])
             self.client.log_artifact(run, str(self.folder / f"split_{split}" / "model.pt"))
-            self.client.set_terminated(run)
         self.end("FINISHED")
 
     def end(self, status: str) -> None:
-        """Close the parent run as ``FINISHED`` or ``FAILED``."""
-        self.client.set_terminated(self.parent, status)
+        """Close the parent run and the splits' that were logged as ``FINISHED`` or ``FAILED``."""
+        for run in (*(self.ids[name] for name in self.steps), self.parent):
+            self.client.set_terminated(run, status)
 
     def _find_experiment(self) -> str:
         found = self.client.get_experiment_by_name(EXPERIMENT)

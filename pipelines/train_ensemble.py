@@ -18,19 +18,25 @@ from mri_alm.bundle import user_errors
 from mri_alm.errors import InputError
 
 
-def parse(arguments: list[str] | None) -> tuple[argparse.Namespace, dict[str, object]]:
-    """The command line: options, and overrides of the config."""
+def parse(arguments: list[str] | None) -> dict[str, object]:
+    """The command line as settings; what is not given is left to the config."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
     )
     parser.add_argument("--config_file", default="configs/prostate_alm.json", help="config, or a Python list of them")
-    parser.add_argument("--backend", default="loky", choices=["loky", "ray"], help="processes of this machine, or Ray")
-    parser.add_argument("--workers", type=int, default=1, help="splits trained at once (default 1)")
+    parser.add_argument("--backend", choices=["loky", "ray"], help="processes of this machine, or Ray")
+    parser.add_argument("--workers", type=int, help="splits trained at once (default: the config's, 1)")
     parser.add_argument("--address", help="of a Ray cluster, such as auto or head:6379 (default: start one here)")
-    parser.add_argument("--gpus-per-task", type=float, default=0, help="Ray: GPUs of each split; 0.5: two share one")
+    parser.add_argument(
+        "--gpus-per-task", "--gpus_per_task", type=float, help="Ray: GPUs of each split; 0.5: two share one"
+    )
     parser.add_argument("--tracking", choices=["mlflow"], help="also record the run there")
     options, words = parser.parse_known_args(arguments)
-    return options, overrides(words)
+    options.config_file = DefaultParseValue(options.config_file)
+    return overrides(words) | vars(options)
 
 
 def overrides(words: list[str]) -> dict[str, object]:
@@ -45,18 +51,7 @@ def overrides(words: list[str]) -> dict[str, object]:
 def main(arguments: list[str] | None = None) -> None:
     """Train, ensemble, report."""
     with user_errors():
-        options, changed = parse(arguments)
-        files = DefaultParseValue(options.config_file)
-        workflow = ConfigWorkflow(
-            config_file=files,
-            workflow_type="train",
-            tracking=options.tracking,
-            backend=options.backend,
-            workers=options.workers,
-            address=options.address,
-            gpus_per_task=options.gpus_per_task,
-            **changed,
-        )
+        workflow = ConfigWorkflow(**{"workflow_type": "train"} | parse(arguments))
         workflow.initialize()
         workflow.run()
         workflow.finalize()

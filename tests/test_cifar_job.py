@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from small_cifar import workflow, write_cifar10, write_cifar100
+from test_locks import holder
 
 from mri_alm.cifar_job import brief, scores_to_keep
 from mri_alm.cifar_sets import binary_set
@@ -80,6 +81,15 @@ def test_finished_splits_are_not_trained_again_and_more_can_follow(data: Path, t
     train("cifar10_binary", data, tmp_path, splits=2)
     assert (tmp_path / "split_0" / "result.json").stat().st_mtime_ns == time
     assert result(tmp_path, 1)["test"]["score"] != result(tmp_path, 0)["test"]["score"]
+
+
+def test_a_split_in_use_is_refused_and_another_is_not(data: Path, tmp_path: Path, refusal: Any) -> None:
+    with holder(tmp_path / "run" / ".split_1.lock") as other:
+        text = refusal(train, "cifar10_binary", data, tmp_path / "run", splits=2)
+        assert f"run is in use by process {other.pid}" in text
+        assert not (tmp_path / "run" / "split_0").exists()
+        train("cifar10_binary", data, tmp_path / "run", splits=2, split=0)
+    assert list((tmp_path / "run").glob(".split_0.lock")) == []
 
 
 def test_one_split_alone_is_the_split_of_the_whole_run(data: Path, tmp_path: Path) -> None:

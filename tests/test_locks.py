@@ -112,6 +112,16 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         only_user(tmp_path / "file" / ".lock").__enter__()
 
 
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a working directory that was deleted, and where the system says that there is no such folder."""
+    (tmp_path / "deleted").mkdir()
+    monkeypatch.chdir(tmp_path / "deleted")
+    (tmp_path / "deleted").rmdir()
+    for folder in (Path("run"), Path("/proc/run")):
+        with pytest.raises(InputError, match=r"Cannot write .*run/\.lock: No such file or directory\. Choose another"):
+            only_user(folder / ".lock").__enter__()
+
+
 def test_a_file_system_without_locks_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

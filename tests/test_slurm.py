@@ -49,6 +49,60 @@ def test_an_array_script_outside_an_array_says_so() -> None:
     assert "submit this as an array" in found.stderr
 
 
+def run_script(name: str, folder: Path, slurm: dict[str, str], **stand_ins: str) -> subprocess.CompletedProcess[str]:
+    """A script's body with programs that write down their words; a stand-in given as text is run after that."""
+    for program in ("torchrun", "srun", "scontrol", "ray", "python", "sleep"):
+        text = (
+            f'#!/bin/bash\necho "{program} $OMP_NUM_THREADS $*" >> {folder / "calls"}\n{stand_ins.get(program, "")}\n'
+        )
+        (folder / program).write_text(text)
+        (folder / program).chmod(0o755)
+    environment = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "BIN": str(folder)} | slurm
+    command = ["bash", str(FOLDER / name), "--run_dir", "runs/mine"]
+    with (folder / "log").open("w") as log:  # no pipe: what a script leaves in the background would hold it open
+        done = subprocess.run(command, env=environment, stdout=log, stderr=log, check=False, cwd=folder)
+    texts = ((folder / name).read_text() for name in ("calls", "log"))
+    return subprocess.CompletedProcess(command, done.returncode, *texts)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cores", "processes", "threads"), [("4", "16", 4, 4), ("a100:2", "16", 2, 8), ("4", "2", 4, 1)]
+)
+def test_one_model_has_a_process_per_gpu_and_a_thread_each(
+    tmp_path: Path, gpus: str, cores: str, processes: int, threads: int
+) -> None:
+    done = run_script("one_model.sbatch", tmp_path, {"SLURM_GPUS_PER_TASK": gpus, "SLURM_CPUS_PER_TASK": cores})
+    assert done.returncode == 0, done.stderr
+    words = f"--standalone --nproc_per_node={processes} -m monai.bundle run --config_file"
+    assert done.stdout.startswith(f"torchrun {threads} {words} ")
+    assert done.stdout.endswith("--run_dir runs/mine\n")
+
+
+RAY_JOB = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_ID": "1234567", "SLURM_CPUS_PER_TASK": "16"}
+SRUN = '[[ "$*" = *--head* ]] || exit 0\n'
+NODES = 'printf "n1\\nn2\\n"'
+
+
+def test_the_ray_job_joins_its_own_head_when_it_is_up(tmp_path: Path) -> None:
+    status = f"[[ -e {tmp_path / 'up'} ]] || {{ touch {tmp_path / 'up'}; exit 1; }}"
+    done = run_script("ray.sbatch", tmp_path, RAY_JOB, scontrol=NODES, srun=f"{SRUN}exec /bin/sleep 5", ray=status)
+    assert done.returncode == 0, done.stderr
+    calls = done.stdout
+    assert calls.count("status --address=n1:24567") == 2
+    assert f"-w n1 {tmp_path}/ray start --head --port=24567 " in calls
+    assert f"-w n2 {tmp_path}/ray start --address=n1:24567 " in calls
+    assert "--backend ray --address n1:24567 --run_dir runs/mine" in calls
+
+
+@pytest.mark.parametrize(("srun", "most"), [(f"{SRUN}exit 1", 3), (f"{SRUN}exec /bin/sleep 5", 60)])
+def test_a_ray_head_that_does_not_come_up_ends_the_job(tmp_path: Path, srun: str, most: int) -> None:
+    done = run_script("ray.sbatch", tmp_path, RAY_JOB, scontrol=NODES, srun=srun, ray="/bin/sleep 0.02; exit 1")
+    assert done.returncode == 1
+    assert "Ray's head did not come up at n1:24567." in done.stderr
+    assert done.stdout.count(" status --address") <= most
+    assert "train_ensemble.py" not in done.stdout
+
+
 @pytest.mark.slow
 def test_array_tasks_and_the_ensemble_make_the_run_of_one_command(manifest: Path, tmp_path: Path) -> None:
     settings = SETTINGS | {"splits": 2, "max_epochs": 1, "cohort": manifest, "cache_dir": manifest.parent / "cache"}

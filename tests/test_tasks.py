@@ -1,8 +1,13 @@
 """Tasks that fail, die or wait, and the same work done in one process."""
 
+import fcntl
+import logging
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +37,18 @@ class StuckError(Exception):
 
 def raise_unpicklable(_: int) -> None:
     raise StuckError("one", "two")
+
+
+class LockedError(Exception):
+    def __init__(self) -> None:
+        super().__init__("locked")
+        self.lock = threading.Lock()
+
+
+def raise_locked(item: int) -> int:
+    if item == 0:
+        raise LockedError
+    return item
 
 
 def where(_: int) -> tuple[str, int, int]:
@@ -72,6 +89,32 @@ def test_an_error_that_cannot_travel_is_told_as_text() -> None:
     (outcome,) = run_tasks(raise_unpicklable, [0], Pool("loky", 2))
     assert str(outcome.error) == "StuckError: one two"
     assert "raise_unpicklable" in outcome.trace
+
+
+def test_an_error_that_holds_a_lock_loses_no_other() -> None:
+    found = {outcome.item: outcome for outcome in run_tasks(raise_locked, range(4), Pool("loky", 2))}
+    assert [found[item].result for item in range(4)] == [None, 1, 2, 3]
+    assert str(found[0].error) == "LockedError: locked"
+
+
+def die_or_count_threads(mark: Path) -> int:
+    """The threads of the last, lonely try."""
+    import torch
+
+    with mark.open("a") as file:
+        file.write("x")
+    if mark.stat().st_size <= 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return torch.get_num_threads()
+
+
+def test_the_last_try_has_the_threads_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("joblib._parallel_backends.cpu_count", lambda: 8)
+    pool = Pool("loky", 4, retries=1)
+    (outcome,) = run_tasks(die_or_count_threads, [tmp_path / "mark"], pool)
+    assert outcome.get() == 2
 
 
 def test_outcomes_come_as_they_are_ready() -> None:
@@ -115,6 +158,44 @@ def test_a_task_that_always_dies_is_named_and_the_others_finish() -> None:
         found[2].get()
 
 
+DRIVER = """
+import fcntl, sys, time
+from pathlib import Path
+from mri_alm.tasks import Pool, run_tasks
+
+def begin(number):
+    with (Path(sys.argv[1]) / str(number)).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        Path(file.name + ".begun").touch()
+        time.sleep(20)
+
+if __name__ == "__main__":
+    list(run_tasks(begin, range(6), Pool("loky", 2)))
+"""
+
+
+def test_workers_end_with_a_driver_that_is_killed(tmp_path: Path) -> None:
+    """Each task holds a lock: what can be taken is of a task that has ended."""
+    with subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)]) as driver:
+        wait_for(lambda: len(list(tmp_path.glob("*.begun"))) == 2)
+        driver.kill()
+    killed = time.monotonic()
+    files = [path.with_suffix("").open() for path in tmp_path.glob("*.begun")]
+    for file in files:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.close()
+    assert time.monotonic() - killed < 10
+    time.sleep(1)
+    assert len(list(tmp_path.glob("*.begun"))) == len(files) == 2
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -137,11 +218,15 @@ def test_ray_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class OneByOne:
-    """What `run_tasks` uses of Ray, in this process; a task with item 1 is lost with its node."""
+    """What `run_tasks` uses of Ray, in this process; item 1 is lost with its node, item 2 is not read there."""
 
-    exceptions = SimpleNamespace(RayError=ConnectionResetError)
+    exceptions = SimpleNamespace(
+        RayError=OSError, RayTaskError=PermissionError, WorkerCrashedError=ConnectionResetError,
+        LocalRayletDiedError=(), NodeDiedError=(), ObjectLostError=(), OutOfMemoryError=(),
+    )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, *nodes: dict[str, float]) -> None:
+        self.resources = nodes or ({"CPU": 4.0, "GPU": 1.0},) * 2
         self.options: dict[str, Any] = {}
         self.waiting: list[Any] = []
         self.most = 0
@@ -150,7 +235,11 @@ class OneByOne:
         return True
 
     def cluster_resources(self) -> dict[str, float]:
-        return {"CPU": 8.0}
+        return {"CPU": sum(node.get("CPU", 0) for node in self.resources)}
+
+    def nodes(self) -> list[dict[str, Any]]:
+        dead = {"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}}
+        return [dead, *({"Alive": True, "Resources": node} for node in self.resources)]
 
     def remote(self, **options: Any) -> Callable[[Any], Any]:
         self.options = options
@@ -163,8 +252,15 @@ class OneByOne:
     def get(self, reference: Any) -> Any:
         function, given = reference
         if given[1] == 1:
-            raise self.exceptions.RayError
-        return function(*given)
+            raise self.exceptions.WorkerCrashedError
+        if given[1] == 2:
+            raise self.exceptions.RayTaskError("No module named mri_alm")
+        logger = logging.getLogger("mri_alm")
+        logger.propagate = False  # what a worker logs stays there
+        try:
+            return function(*given)
+        finally:
+            logger.propagate = True
 
 
 def test_on_ray_tasks_wait_for_a_worker_and_a_lost_one_loses_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,11 +270,53 @@ def test_on_ray_tasks_wait_for_a_worker_and_a_lost_one_loses_no_other(monkeypatc
     found = {outcome.item: outcome for outcome in run_tasks(square, range(7), pool)}
     assert ray.options == {"num_cpus": 2, "num_gpus": 0.5, "max_retries": 4}
     assert ray.most == 3
-    assert {item: found[item].result for item in (0, 2, 5, 6)} == {0: 0, 2: 4, 5: 25, 6: 36}
+    assert {item: found[item].result for item in (0, 5, 6)} == {0: 0, 5: 25, 6: 36}
     with pytest.raises(StudyError, match=r"^study 3 has no T2$"):
         found[3].get()
     with pytest.raises(InputError, match=r"^Task 1: its process died each time it was started \(5 times\)"):
         found[1].get()
+    with pytest.raises(PermissionError, match="No module named mri_alm"):
+        found[2].get()
+
+
+def warn(item: int) -> int:
+    logging.getLogger("mri_alm").warning("study %s has no gland", item)
+    return item
+
+
+def test_warnings_of_ray_s_workers_are_told_here(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("mri_alm.tasks._ray", OneByOne)
+    assert [outcome.get() for outcome in run_tasks(warn, [7], Pool("ray"))] == [7]
+    assert caplog.messages == ["study 7 has no gland"]
+
+
+def test_a_machine_without_the_folder_is_said(tmp_path: Path) -> None:
+    outcome = mri_alm.tasks._Task(square, tmp_path / "absent", None)(0)
+    with pytest.raises(InputError, match=r"^This machine \(.*\) has no folder .*absent \(No such file or directory\)"):
+        outcome.get()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "pool", "cores"),
+    [
+        ([{"CPU": 16.0}, {"CPU": 16.0}], Pool("loky", 1), 16),
+        ([{"CPU": 16.0}, {"CPU": 16.0}], Pool("loky", 4), 8),
+        ([{"CPU": 2.0}], Pool("loky", 4), 1),
+        ([{"CPU": 64.0}, {"CPU": 8.0, "GPU": 2.0}, {"CPU": 4.0, "GPU": 1.0}], SimpleNamespace(workers=1, gpus=1), 8),
+    ],
+)
+def test_a_task_on_ray_asks_for_no_more_than_a_node_has(nodes: list[dict[str, float]], pool: Any, cores: int) -> None:
+    assert mri_alm.tasks._cores_per_task(OneByOne(*nodes), pool) == cores
+
+
+def test_more_gpus_than_any_node_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = OneByOne({"CPU": 4.0}, {"CPU": 2.0, "GPU": 1.0})
+    monkeypatch.setattr("mri_alm.tasks._ray", lambda: ray)
+    message = r"a core and the 2 GPUs of a task \(nodes: 4 cores and 0 GPUs, 2 cores and 1 GPUs\)"
+    with pytest.raises(InputError, match=message):
+        next(run_tasks(square, [0], Pool("ray", gpus=2)))
 
 
 def test_ray_takes_the_function_that_workers_call() -> None:

@@ -12,7 +12,7 @@ from small_cohort import SETTINGS, train, workflow
 
 from mri_alm.bundle import own_tracking
 from mri_alm.errors import InputError
-from mri_alm.tracking import check_tracking
+from mri_alm.tracking import check_tracking, tracking
 
 SPLITS = range(SETTINGS["splits"])
 pytestmark = pytest.mark.filterwarnings(
@@ -48,7 +48,7 @@ def tracked(trained: Path, manifest: Path, tmp_path_factory: pytest.TempPathFact
             train(manifest, run, tracking="mlflow")
     before, children = runs_of(run)
     assert before.info.status == "FAILED"
-    assert [child.info.run_name for child in children] == ["split_0"]
+    assert [(child.info.run_name, child.info.status) for child in children] == [("split_0", "FAILED")]
     train(manifest, run, tracking="mlflow", workers=2)
     assert runs_of(run)[0].info.run_id == before.info.run_id
     return run
@@ -138,6 +138,62 @@ def monai_settings() -> dict[str, Any]:
     return settings
 
 
+EPOCHS = [{"epoch": number, "val_auc": number / 4} for number in (1, 2)]
+SETTING = {"tracking": "mlflow", "tracking_uri": None}
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """A run folder with what is logged of one split, without a training."""
+    pytest.importorskip("mlflow", reason="MLflow is not installed: pip install 'mri-alm[tracking]'")
+    (tmp_path / "split_0").mkdir()
+    (tmp_path / "config.json").write_text('{"settings": {}, "versions": {}}')
+    (tmp_path / "split_0" / "split.json").write_text(json.dumps({"epochs": EPOCHS, "best": {"epoch": 2}}))
+    (tmp_path / "split_0" / "model.pt").write_bytes(b"weights")
+    return tmp_path
+
+
+class Gone:
+    """A server that went away, and whose address stands in the error."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ConnectionError(f"{name}: https://secret@host does not answer")
+
+
+def test_a_server_that_goes_away_stops_nothing_and_hides_no_error(bare: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(KeyError, match="a bug"), tracking(SETTING, bare) as run:  # noqa: PT012
+        assert run is not None
+        run.client = Gone()
+        run.epochs(0, EPOCHS[:1])
+        run.epochs(0, EPOCHS)
+        raise KeyError("a bug")
+    told = [text for text in caplog.messages if "MLflow failed (ConnectionError). The training goes on" in text]
+    assert len(told) == 1
+    assert "secret" not in caplog.text
+
+
+def test_what_a_server_missed_is_logged_at_the_end(bare: Path) -> None:
+    with tracking(SETTING, bare) as run:
+        assert run is not None
+        server, run.client = run.client, Gone()
+        run.epochs(0, EPOCHS[:1])
+        run.client = server
+        run.epochs(0, EPOCHS)
+        run.finish(1)
+    parent, (child,) = runs_of(bare)
+    assert (parent.info.status, child.info.status) == ("FINISHED", "FINISHED")
+    assert [one.step for one in client_of(bare).get_metric_history(child.info.run_id, "val_auc")] == [1, 2]
+
+
+def test_an_interrupt_ends_the_splits_with_their_parent(bare: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), tracking(SETTING, bare) as run:  # noqa: PT012
+        assert run is not None
+        run.epochs(0, EPOCHS)
+        raise KeyboardInterrupt
+    parent, (child,) = runs_of(bare)
+    assert (parent.info.status, child.info.status) == ("FAILED", "FAILED")
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -146,6 +202,8 @@ def monai_settings() -> dict[str, Any]:
             r'^tracking must be mlflow, or left out \(TensorBoard is always written\), got "wandb"',
         ),
         ({"tracking_uri": "postgresql://me:secret@host/db"}, r"^tracking_uri holds a password.*MLFLOW_TRACKING_URI"),
+        ({"tracking_uri": "https://secret@host"}, r"^tracking_uri holds a password, a token"),
+        ({"tracking_uri": "mysql://host/db?user=me&Password=secret"}, r"^tracking_uri holds a password"),
     ],
 )
 def test_what_cannot_be_tracked_is_refused(settings: dict[str, Any], message: str) -> None:

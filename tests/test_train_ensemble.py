@@ -87,6 +87,17 @@ def test_values_are_read_as_monai_reads_them(program: ModuleType) -> None:
     assert found == {"size": [8, 8, 8], "loss": "a_fl", "register": False, "mu0": 1e-3}
 
 
+def test_settings_that_are_not_given_are_the_config_s(program: ModuleType) -> None:
+    assert program.parse([]) == {"config_file": "configs/prostate_alm.json"}
+
+
+@pytest.mark.parametrize("name", ["--gpus-per-task", "--gpus_per_task"])
+def test_options_and_settings_are_one(program: ModuleType, name: str) -> None:
+    words = ["--config_file", "['a.json', 'b.json']", name, "0.5", "--workers=3", "--max_epochs", "20"]
+    expected = {"config_file": ["a.json", "b.json"], "gpus_per_task": 0.5, "workers": 3, "max_epochs": 20}
+    assert program.parse(words) == expected
+
+
 # --- Ray ------------------------------------------------------------------------------------------------------------
 
 
