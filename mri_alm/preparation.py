@@ -247,6 +247,9 @@ def _facts(report: Report) -> dict[str, Any]:
     facts = {name: report.get(name) for name in _FACTS}
     facts["vendor"] = report.get("vendor", "")
     facts["hbv_b"] = (report.get("hbv") or {}).get("b")
+    for name in ("t2", "dwi", "adc", "hbv"):  # of DICOM; the reasons stand at the series of study.json
+        found = report.get(name) or []
+        facts[f"{name}_series"] = [one["series"] for one in (found if isinstance(found, list) else [found])]
     return facts | {"warnings": report["warnings"], "status": "warn" if report["warnings"] else "ok"}
 
 

@@ -27,12 +27,14 @@ logger = logging.getLogger("mri_alm")
 
 COLUMNS = (
     "study", "patient", "status", "error_code", "error_text", "warnings", "label", "split", "t2", "adc", "hbv", "valid",
-    "crop_center_mm", "b_values", "hbv_b", "adc_source", "registration", "shift_mm", "rotation_deg", "coverage",
+    "crop_center_mm", "t2_series", "dwi_series", "adc_series", "hbv_series", "b_values", "hbv_b", "adc_source",
+    "adc_units", "registration", "shift_mm", "rotation_deg", "mi_before", "mi_after", "coverage",
     "vendor", "model", "field_strength", "t2_spacing_mm", "t2_size", "adc_spacing_mm",
     "files_seen", "files_used", "files_ignored", "files_failed",
 )  # fmt: skip
 _COPIED = (
-    "study", "status", "error_code", "error_text", "b_values", "hbv_b", "adc_source", "coverage", "crop_center_mm",
+    "study", "status", "error_code", "error_text", "b_values", "hbv_b", "adc_source", "adc_units", "coverage",
+    "crop_center_mm", "t2_series", "dwi_series", "adc_series", "hbv_series",
     "vendor", "model", "field_strength", "t2_spacing_mm", "t2_size", "adc_spacing_mm",
     "files_seen", "files_used", "files_ignored", "files_failed",
 )  # fmt: skip
@@ -216,7 +218,7 @@ def _row(plan: Plan, job: Job, outcome: Outcome) -> dict[str, Any]:
         row |= {name: f"{job.key}/{name}.nii.gz" for name in IMAGES} | {"status": "warn" if warnings else "ok"}
         found = record.get("registration") or {}
         row["registration"] = "accepted" if found.get("accepted") else f"refused: {found.get('reason', 'not tried')}"
-        row |= {name: _cell(found.get(name)) for name in ("shift_mm", "rotation_deg")}
+        row |= {name: _cell(found.get(name)) for name in ("shift_mm", "rotation_deg", "mi_before", "mi_after")}
     return row | {"warnings": " | ".join(warnings)}
 
 

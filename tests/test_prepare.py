@@ -137,6 +137,8 @@ def test_the_images_are_what_the_transforms_give(prepared: tuple[Path, Any], exp
     assert record["registration"] == json.loads(item["report"])["registration"]
     assert row["b_values"] == "50 800"
     assert (row["hbv_b"], row["adc_source"], row["vendor"]) == ("1400.0", "scanner", "siemens")
+    assert [row[f"{name}_series"] for name in ("t2", "dwi", "adc", "hbv")] == ["4", "6 7", "8", "9"]
+    assert float(row["mi_after"]) > float(row["mi_before"])
 
 
 def test_training_reads_the_manifest_and_skips_what_failed(
