@@ -70,7 +70,9 @@ def chosen(series: Series) -> dict[str, Any]:
 
 
 def diffusion_sets(series: Sequence[Series], warnings: list[str]) -> list[DiffusionSet]:
-    """Diffusion sets of a study, the best first; series without any b-value are left out with a warning.
+    """Diffusion sets of a study, the best first; each series that fits none leaves a warning.
+
+    Left out are series without any b-value, and ADC maps off every set's grid.
 
     Raises:
         StudyError: ``no_diffusion``, ``b_unknown`` or ``mosaic`` when there is none.
@@ -88,6 +90,8 @@ def diffusion_sets(series: Sequence[Series], warnings: list[str]) -> list[Diffus
                 sets.append(home := DiffusionSet())
             if home is not None:
                 getattr(home, role).append(one)
+            elif sets:
+                warnings.append(f"{series_name(one)} is an ADC map on another grid or echo time: left out.")
     if sets:
         return sorted(sets, key=lambda group: group.rank, reverse=True)
     if unknown:

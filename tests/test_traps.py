@@ -278,6 +278,7 @@ def test_an_adc_map_on_another_grid_is_not_taken(tmp_path):
     write(tmp_path, T2, LOW, HIGH, ADC.but(spacing=(1.0, 0.75, 3.0)))
     study = read_only(tmp_path)
     assert study.info["adc_source"] == "fitted over b = 50, 800"
+    assert study.warnings == ["series 8 is an ADC map on another grid or echo time: left out."]
 
 
 def test_a_dicomdir_is_ignored(tmp_path):
