@@ -27,6 +27,7 @@ BINARY = dict.fromkeys((PHILIPS_B, *PHILIPS_DIRECTION), np.dtype("<f4")) | dict.
 )
 CANON_COMMENT = (0x0020, 0x4000)  # image comments: b=1500(0.895,0.000,0.445)
 DIRECTION_TAGS = [*(tag for tags in DIRECTIONS for tag in tags), CANON_COMMENT]
+MIN_SPAN = 400.0  # s/mm2, between the lowest and the highest b of a fit: less, and noise decides
 ADC_UNIT = "1e-6 mm2/s"
 # (name of the unit, factor to 1e-6 mm2/s, lowest and highest plausible tissue median in that unit)
 ADC_UNITS = (("1e-6 mm2/s", 1.0, 300.0, 4000.0), ("1e-3 mm2/s", 1e3, 0.3, 4.0), ("mm2/s", 1e6, 3e-4, 4e-3))
@@ -106,6 +107,14 @@ def fit_adc(images: dict[float, sitk.Image]) -> sitk.Image:
     image = sitk.GetImageFromArray(adc.astype(np.float32))
     image.CopyInformation(images[float(b[0])])
     return image
+
+
+def fitted_adc(images: dict[float, sitk.Image], warnings: list[str]) -> tuple[sitk.Image, str]:
+    """The map of :func:`fit_adc` and where a record says it is from; b-values close together leave a warning."""
+    adc = fit_adc(images)
+    if (span := max(images) - min(images)) < MIN_SPAN:
+        warnings.append(f"ADC fitted over a span of {span:g} s/mm2 only; {MIN_SPAN:g} or more is advised.")
+    return adc, "fitted over b = " + ", ".join(f"{b:g}" for b in sorted(images))
 
 
 def adc_scale(adc: sitk.Image) -> float:

@@ -11,10 +11,11 @@ import SimpleITK as sitk  # noqa: N813
 
 from mri_alm.content import check_maps
 from mri_alm.dicom import Study, StudyFiles, find_studies, read_series, read_study
-from mri_alm.diffusion import adc_scale, fit_adc
+from mri_alm.diffusion import adc_scale, fitted_adc
 from mri_alm.errors import StudyError
 from mri_alm.image_file import read_image
 from mri_alm.registration import Registration, common_grid, mask_centre, register_rigid, resample
+from mri_alm.volume import geometric_mean
 
 Images = dict[str, sitk.Image]
 Report = dict[str, Any]
@@ -135,7 +136,7 @@ def _from_files(item: Mapping[Any, Any]) -> tuple[dict[str, sitk.Image], dict[st
         series = _read_dwi(Path(item["dwi"]))
         report["b_values"] = sorted(series)
         if "adc" not in images:
-            images["adc"], report["adc_source"] = fit_adc(series), "fitted"
+            images["adc"], report["adc_source"] = fitted_adc(series, report["warnings"])
         images.setdefault("hbv", series[max(series)])
     if "adc" in item and "valid" not in item:  # a prepared exam was checked when it was prepared
         check_maps(images["adc"], images["hbv"])
@@ -186,4 +187,4 @@ def _read_dwi(path: Path) -> dict[float, sitk.Image]:
     frames: dict[float, list[sitk.Image]] = {}
     for number, b in enumerate(values):
         frames.setdefault(round(b / 50) * 50.0, []).append(image[:, :, :, number])
-    return {b: sum(same[1:], same[0]) / len(same) for b, same in frames.items()}
+    return {b: geometric_mean(same, f"Column dwi at b = {b:g}") for b, same in frames.items()}

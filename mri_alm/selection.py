@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import SimpleITK as sitk  # noqa: N813
 
-from mri_alm.diffusion import ADC_UNIT, adc_scale, adc_unit, fit_adc
+from mri_alm.diffusion import ADC_UNIT, adc_scale, adc_unit, fitted_adc
 from mri_alm.errors import StudyError
 from mri_alm.series import Series
 from mri_alm.volume import build_mean, build_volume
@@ -204,10 +204,8 @@ def _adc(
 ) -> tuple[sitk.Image, list[Series], dict[str, Any]]:
     """ADC in 1e-6 mm2/s, the series it came from (none when fitted) and its record."""
     if not group.adc:
-        if len(dwi) > 1 and max(dwi) - min(dwi) < 400:
-            warnings.append(f"ADC fitted over a span of {max(dwi) - min(dwi):g} s/mm2 only; 400 or more is advised.")
-        source = "fitted over b = " + ", ".join(f"{b:g}" for b in dwi)
-        return fit_adc(dwi), [], {"adc": None, "adc_source": source, "adc_units": ADC_UNIT}
+        adc, source = fitted_adc(dwi, warnings)
+        return adc, [], {"adc": None, "adc_source": source, "adc_units": ADC_UNIT}
     times = [one.time for one in group.dwi + group.calculated]
     best = min(group.adc, key=lambda one: (min(abs(one.time - time) for time in times), one.number))
     if len(group.adc) > 1:

@@ -53,7 +53,7 @@ EDGES = {
     "errors": set(),
     "explain": {"files"},
     "files": {"atomic", "cells", "errors", "locks"},
-    "images": {"content", "dicom", "diffusion", "errors", "image_file", "registration"},
+    "images": {"content", "dicom", "diffusion", "errors", "image_file", "registration", "volume"},
     "inspection": {"allowed_names", "errors"},
     "labels": {"cohort", "cohort_rules", "errors", "sources"},
     "layouts": {"cohort_rules", "dicom", "errors", "labels", "named_files", "sources"},

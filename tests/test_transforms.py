@@ -129,7 +129,8 @@ def test_a_multi_b_folder_gives_a_fitted_adc_and_its_highest_b(study: PhantomStu
     same_places(item["hbv"], study.dwi[max(study.dwi)], 0.05)
     same_places(item["adc"], fit_adc(study.dwi), 0.05)
     report = json.loads(item["report"])
-    assert (report["b_values"], report["adc_source"]) == (sorted(study.dwi), "fitted")
+    listed = ", ".join(f"{b:g}" for b in sorted(study.dwi))
+    assert (report["b_values"], report["adc_source"]) == (sorted(study.dwi), f"fitted over b = {listed}")
     with pytest.raises(StudyError, match=r"Column hbv: the series holds 3 b-values; use column dwi\."):
         load(t2=folder["t2_tse_tra"], adc=folder["ep2d_diff_tra_ADC"], hbv=folder["ep2d_diff_tra"])
 
@@ -153,6 +154,28 @@ def test_4d_diffusion_with_its_table_of_b_values(
     same_places(item["hbv"], study.dwi[values[2]], 1e-2)
     same_places(item["adc"], fit_adc(study.dwi), 1e-2)
     assert json.loads(item["report"])["b_values"] == values
+
+
+def test_4d_directions_are_averaged_geometrically(files: dict[str, str], tmp_path: Path) -> None:
+    """As in DICOM: the mean diffusivity of anisotropic tissue, which an arithmetic mean would miss."""
+    rates = np.array([600.0, 1200.0, 2400.0])
+    table = [0.0, *[800.0] * 3]
+    volumes = []
+    for b, rate in zip(table, [0.0, *rates], strict=True):
+        volumes.append(sitk.Image(16, 16, 8, sitk.sitkFloat32) + 1000.0 * float(np.exp(-b * rate * 1e-6)))
+        volumes[-1].SetSpacing((2.0, 2.0, 3.0))
+    item = load(t2=files["t2.mha"], dwi=write_4d(tmp_path / "dwi.nii", volumes, " ".join(map(str, table))))
+    np.testing.assert_allclose(item["adc"].numpy(), rates.mean(), rtol=1e-3)
+    report = json.loads(item["report"])
+    assert (report["adc_source"], report["warnings"]) == ("fitted over b = 0, 800", [])
+
+
+def test_a_fit_over_close_b_values_is_warned_of_for_4d_too(
+    study: PhantomStudy, files: dict[str, str], tmp_path: Path
+) -> None:
+    images = [sitk.Cast(study.dwi[b], sitk.sitkFloat32) for b in sorted(study.dwi)[:2]]
+    report = json.loads(load(t2=files["t2.mha"], dwi=write_4d(tmp_path / "dwi.nii", images, "100 400"))["report"])
+    assert report["warnings"] == ["ADC fitted over a span of 300 s/mm2 only; 400 or more is advised."]
 
 
 def test_a_given_adc_wins_over_the_fit(study: PhantomStudy, files: dict[str, str], tmp_path: Path) -> None:
