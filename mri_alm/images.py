@@ -19,6 +19,8 @@ from mri_alm.volume import geometric_mean
 
 Images = dict[str, sitk.Image]
 Report = dict[str, Any]
+GLAND_MM = 64.0, 64.0, 48.0  # a large prostate; a zoomed field of view covers it, not the grid
+MIN_COVERAGE = 0.5  # of the gland's region, else the study is refused; of the grid, else it is warned of
 
 
 def load_images(item: Mapping[Any, Any]) -> tuple[Images, Report]:
@@ -65,7 +67,7 @@ def onto_grid(
         registration's figures and the share of the grid that has diffusion data.
 
     Raises:
-        StudyError: ``no_overlap`` if less than half of the grid has diffusion data.
+        StudyError: ``no_overlap`` if less than half of the gland's region about the grid's centre has diffusion data.
     """
     t2, adc, hbv = images["t2"], images["adc"], images["hbv"]
     report = report | {"warnings": list(report["warnings"])}
@@ -88,12 +90,15 @@ def onto_grid(
         moved, high = sitk.Mask(moved, valid), sitk.Mask(high, valid)
     coverage = float(sitk.GetArrayViewFromImage(valid).mean())
     report["coverage"] = round(coverage, 4)
-    if coverage < 0.5:
+    if (gland := _central_coverage(valid)) < MIN_COVERAGE:
         place = "the given point" if center_mm else "T2's centre"
         raise StudyError(
             "no_overlap",
-            f"Only {coverage:.0%} of the region about {place} has diffusion data. Do they belong together?",
+            f"Only {gland:.0%} of the gland's region, {GLAND_MM[0]:g} x {GLAND_MM[1]:g} x {GLAND_MM[2]:g} mm about "
+            f"{place}, has diffusion data. Do they belong together?",
         )
+    if coverage < MIN_COVERAGE:
+        report["warnings"].append(f"Only {coverage:.0%} of the grid has diffusion data: its field of view is small.")
     return {"t2": fixed, "adc": moved, "hbv": high, "valid": valid}, report
 
 
@@ -112,6 +117,14 @@ def crop_centre(item: Mapping[Any, Any]) -> tuple[float, float, float] | None:
             ) from None
         return x, y, z
     return mask_centre(_read_volume(Path(item["gland"]), "gland")) if item.get("gland") else None
+
+
+def _central_coverage(valid: sitk.Image) -> float:
+    """Share of the voxels above 0 in a gland-sized box about an image's centre, at most the whole image."""
+    wanted = [max(1, round(mm / spacing)) for mm, spacing in zip(GLAND_MM, valid.GetSpacing(), strict=True)]
+    size = [min(one, n) for one, n in zip(wanted, valid.GetSize(), strict=True)]
+    first = [(n - one) // 2 for one, n in zip(size, valid.GetSize(), strict=True)]
+    return float(sitk.GetArrayFromImage(sitk.RegionOfInterest(valid, size, first)).mean())
 
 
 def _figures(found: Registration) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from monai.data.utils import json_hashing
 
 from mri_alm.diffusion import fit_adc
 from mri_alm.errors import StudyError
+from mri_alm.images import onto_grid
 from mri_alm.phantom import PhantomStudy, make_study
 from mri_alm.phantom_dicom import write_dicom_study
 from mri_alm.registration import Registration, common_grid
@@ -327,9 +328,35 @@ def test_diffusion_of_another_place_is_refused(study: PhantomStudy, register: bo
         affine = item[name].affine.clone()
         affine[2, 3] += 200
         item[name] = MetaTensor(item[name].as_tensor(), affine=affine)
-    message = "Only 0% of the region about T2's centre has diffusion data. Do they belong together?"
+    message = "Only 0% of the gland's region, 64 x 64 x 48 mm about T2's centre, has diffusion data. Do they belong"
     with pytest.raises(StudyError, match=re.escape(message)) as caught:
         RegisterDiffusiond((2, 2, 3), (40, 40, 20), register=register)(item)
+    assert caught.value.code == "no_overlap"
+
+
+def of_field(field_mm: tuple[float, ...], middle_mm: float = 0.0) -> dict[str, Any]:
+    """The report of diffusion with a given field of view on a grid of 128 x 128 x 84 mm about the origin."""
+    t2, adc = (
+        sitk.Image(100, 100, 46, sitk.sitkFloat32),
+        sitk.Image([round(mm / 2) for mm in field_mm], sitk.sitkFloat32),
+    )
+    for image in (t2, adc):
+        image.SetSpacing((2.0, 2.0, 2.0))
+        image.SetOrigin([1.0 - n for n in image.GetSize()])
+    adc.SetOrigin(np.add(adc.GetOrigin(), (0.0, middle_mm, 0.0)).tolist())
+    maps = {"t2": t2, "adc": adc, "hbv": adc}
+    return onto_grid(maps, {"warnings": []}, spacing=(1, 1, 3), size=(128, 128, 28), register=False)[1]
+
+
+def test_a_zoomed_field_of_view_that_covers_the_gland_is_a_warning() -> None:
+    warning = "Only 39% of the grid has diffusion data: its field of view is small."
+    assert of_field((140, 70, 60))["warnings"] == [warning]
+    assert of_field((140, 140, 90))["warnings"] == []
+
+
+def test_a_field_of_view_beside_the_gland_is_refused() -> None:
+    with pytest.raises(StudyError, match="Only 42% of the gland's region") as caught:
+        of_field((140, 70, 90), middle_mm=40)
     assert caught.value.code == "no_overlap"
 
 
