@@ -9,18 +9,25 @@ from pydicom.dataset import Dataset
 
 from mri_alm.errors import StudyError
 
+PUBLIC_B = (0x0018, 0x9087)
 SIEMENS_B, PHILIPS_B, GE_B, UIH_B = (0x0019, 0x100C), (0x2001, 0x1003), (0x0043, 0x1039), (0x0065, 0x1009)
+SIEMENS_DIRECTION, UIH_DIRECTION = (0x0019, 0x100E), (0x0065, 0x1037)
+PHILIPS_DIRECTION = ((0x2005, 0x10B0), (0x2005, 0x10B1), (0x2005, 0x10B2))
 # The gradient's direction: one element with three values, or three elements with one each.
 DIRECTIONS = (
     ((0x0018, 0x9089),),
-    ((0x0019, 0x100E),),  # Siemens
+    (SIEMENS_DIRECTION,),
     ((0x0019, 0x10BB), (0x0019, 0x10BC), (0x0019, 0x10BD)),  # GE
-    ((0x2005, 0x10B0), (0x2005, 0x10B1), (0x2005, 0x10B2)),  # Philips
-    ((0x0065, 0x1037),),  # UIH
+    PHILIPS_DIRECTION,
+    (UIH_DIRECTION,),
+)
+# How private elements store their numbers where it is not text: implicit VR does not say, and hands over bytes.
+BINARY = dict.fromkeys((PHILIPS_B, *PHILIPS_DIRECTION), np.dtype("<f4")) | dict.fromkeys(
+    (SIEMENS_DIRECTION, UIH_B, UIH_DIRECTION), np.dtype("<f8")
 )
 CANON_COMMENT = (0x0020, 0x4000)  # image comments: b=1500(0.895,0.000,0.445)
 DIRECTION_TAGS = [*(tag for tags in DIRECTIONS for tag in tags), CANON_COMMENT]
-MAX_B = 1e5  # s/mm2; more is no b-value but bytes of something else
+MIN_SPAN = 400.0  # s/mm2, between the lowest and the highest b of a fit: less, and noise decides
 ADC_UNIT = "1e-6 mm2/s"
 # (name of the unit, factor to 1e-6 mm2/s, lowest and highest plausible tissue median in that unit)
 ADC_UNITS = (("1e-6 mm2/s", 1.0, 300.0, 4000.0), ("1e-3 mm2/s", 1e3, 0.3, 4.0), ("mm2/s", 1e6, 3e-4, 4e-3))
@@ -29,20 +36,24 @@ ADC_UNITS = (("1e-6 mm2/s", 1.0, 300.0, 4000.0), ("1e-3 mm2/s", 1e3, 0.3, 4.0), 
 def b_value(ds: Dataset) -> float | None:
     """Diffusion weighting of one image, in s/mm2, or None when no known tag holds it.
 
-    The public tag comes first because it is the only one with a standard meaning. The value on an ADC map is
-    misleading (the largest b, the smallest, or nothing): callers ignore it there.
+    The public tag comes first because it is the only one with a standard meaning; empty, it hides no other. The value
+    on an ADC map is misleading (the largest b, the smallest, or nothing): callers ignore it there.
 
     Args:
         ds: Header of a classic file, or one frame's functional groups of an enhanced file.
     """
-    nested = ds.get("MRDiffusionSequence")
-    known = [_number(ds.get("DiffusionBValue")), b_value(nested[0]) if nested else None]
-    known += [_number(ds[tag].value) for tag in (SIEMENS_B, PHILIPS_B) if tag in ds]
-    if GE_B in ds and (value := _number(ds[GE_B].value)) is not None:
-        known.append(value - 1e9 if value >= 1e9 else value)  # on multi-b scans, to flag them, not to weight them
-    if UIH_B in ds and (value := _number(ds[UIH_B].value)) is not None:
-        known.append(50.0 * round(value / 50.0))  # what the gradients really gave (929.75) differs between slices
-    return next((value for value in known if value is not None and value < MAX_B), None)
+    if (value := _number(ds, PUBLIC_B)) is not None:
+        return value
+    if ds.get("MRDiffusionSequence") and (value := b_value(ds.MRDiffusionSequence[0])) is not None:
+        return value
+    for tag in (SIEMENS_B, PHILIPS_B):
+        if (value := _number(ds, tag)) is not None:
+            return value
+    if (value := _number(ds, GE_B)) is not None:
+        # GE adds 1e9 on multi-b scans to flag them, not to weight them.
+        return value - 1e9 if value >= 1e9 else value
+    # UIH stores what the gradients really gave (929.75): slices of one setting differ in the decimals.
+    return None if (value := _number(ds, UIH_B)) is None else 50.0 * round(value / 50.0)
 
 
 def gradient_direction(ds: Dataset) -> tuple[float, ...] | None:
@@ -57,11 +68,11 @@ def gradient_direction(ds: Dataset) -> tuple[float, ...] | None:
         return gradient_direction(ds.MRDiffusionSequence[0])
     if ds.get("DiffusionGradientDirectionSequence"):
         return gradient_direction(ds.DiffusionGradientDirectionSequence[0])
-    tags = next((tags for tags in DIRECTIONS if all(tag in ds for tag in tags)), ())
-    values = [number for tag in tags for number in _components(ds[tag].value)]
+    stored = ([number for tag in tags for number in _numbers(ds, tag)] for tags in DIRECTIONS)
+    values = next((numbers for numbers in stored if len(numbers) == 3), [])
     if not values and CANON_COMMENT in ds:
         comment = re.fullmatch(r"b=\d+\((.+)\)", str(ds[CANON_COMMENT].value))
-        values = _components(comment.group(1).split(",")) if comment else []
+        values = [_float(text) for text in comment.group(1).split(",")] if comment else []
     length = math.hypot(*values)
     if len(values) != 3 or not 0.5 < length < math.inf:
         return None
@@ -99,11 +110,11 @@ def fit_adc(images: dict[float, sitk.Image]) -> sitk.Image:
 
 
 def fitted_adc(images: dict[float, sitk.Image], warnings: list[str]) -> tuple[sitk.Image, str]:
-    """The map of :func:`fit_adc`, and over which b-values; a warning where they lie too close."""
-    span = max(images, default=0) - min(images, default=0)
-    if len(images) > 1 and span < 400:
-        warnings.append(f"ADC fitted over a span of {span:g} s/mm2 only; 400 or more is advised.")
-    return fit_adc(images), "fitted over b = " + ", ".join(f"{b:g}" for b in sorted(images))
+    """The map of :func:`fit_adc` and where a record says it is from; b-values close together leave a warning."""
+    adc = fit_adc(images)
+    if (span := max(images) - min(images)) < MIN_SPAN:
+        warnings.append(f"ADC fitted over a span of {span:g} s/mm2 only; {MIN_SPAN:g} or more is advised.")
+    return adc, "fitted over b = " + ", ".join(f"{b:g}" for b in sorted(images))
 
 
 def adc_scale(adc: sitk.Image) -> float:
@@ -138,34 +149,28 @@ def _unit(adc: sitk.Image) -> int:
     )
 
 
-def _components(value: object) -> list[float]:
-    """The numbers of one element."""
-    if isinstance(value, bytes):
-        return _unknown(value)
-    several = hasattr(value, "__len__") and not isinstance(value, str)
-    try:
-        return [float(number) for number in value] if several else [float(str(value))]  # type: ignore[attr-defined]
-    except (TypeError, ValueError):
+def _numbers(ds: Dataset, tag: tuple[int, int]) -> list[float]:
+    """The numbers of one element of any representation, NaN for what is none; empty where it is absent or empty."""
+    value = ds[tag].value if tag in ds else None
+    if value is None or value == "":
         return []
-
-
-def _unknown(value: bytes) -> list[float]:
-    """The numbers in the bytes of a private element (in implicit VR nobody says their kind): text, doubles, floats."""
-    try:
-        return [float(text) for text in value.decode("latin1").strip("\x00 ").split("\\")]
-    except ValueError:
-        kind = {4: "<f4", 12: "<f4"}.get(len(value), "<f8")
-        return np.frombuffer(value, kind).tolist() if len(value) in (4, 8, 12, 24) else []
-
-
-def _number(value: object) -> float | None:
-    """A header value of any representation (text, bytes, list of which the first counts) as a finite float >= 0."""
     if isinstance(value, bytes):
-        return _number(_unknown(value))
-    if not isinstance(value, str) and hasattr(value, "__len__") and hasattr(value, "__getitem__"):
-        return _number(value[0]) if len(value) else None
-    try:
-        number = float(str(value).strip("\x00 "))
-    except ValueError:
-        return None
+        kind = BINARY.get(tag)
+        if kind and len(value) % kind.itemsize == 0:
+            return [float(number) for number in np.frombuffer(value, kind)]
+        value = value.decode("latin1").split("\\")
+    several = hasattr(value, "__len__") and not isinstance(value, str)
+    return [_float(number) for number in (value if several else [value])]
+
+
+def _number(ds: Dataset, tag: tuple[int, int]) -> float | None:
+    """The first number of an element if it is finite and not negative."""
+    number = next(iter(_numbers(ds, tag)), math.nan)
     return number if math.isfinite(number) and number >= 0 else None
+
+
+def _float(value: object) -> float:
+    try:
+        return float(str(value).strip("\x00 "))
+    except ValueError:
+        return math.nan

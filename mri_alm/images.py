@@ -17,14 +17,10 @@ from mri_alm.image_file import read_image
 from mri_alm.registration import Registration, common_grid, mask_centre, register_rigid, resample
 from mri_alm.volume import geometric_mean
 
-GLAND_MM = (
-    64.0,
-    64.0,
-    48.0,
-)  # along T2's rows, columns and slices; a zoomed diffusion scan covers it, not the whole grid
-
 Images = dict[str, sitk.Image]
 Report = dict[str, Any]
+GLAND_MM = 64.0, 64.0, 48.0  # a large prostate; a zoomed field of view covers it, not the grid
+MIN_COVERAGE = 0.5  # of the gland's region, else the study is refused; of the grid, else it is warned of
 
 
 def load_images(item: Mapping[Any, Any]) -> tuple[Images, Report]:
@@ -71,7 +67,7 @@ def onto_grid(
         registration's figures and the share of the grid that has diffusion data.
 
     Raises:
-        StudyError: ``no_overlap`` if less than half of a gland-sized box in its middle has diffusion data.
+        StudyError: ``no_overlap`` if less than half of the gland's region about the grid's centre has diffusion data.
     """
     t2, adc, hbv = images["t2"], images["adc"], images["hbv"]
     report = report | {"warnings": list(report["warnings"])}
@@ -94,26 +90,16 @@ def onto_grid(
         moved, high = sitk.Mask(moved, valid), sitk.Mask(high, valid)
     coverage = float(sitk.GetArrayViewFromImage(valid).mean())
     report["coverage"] = round(coverage, 4)
-    middle = _middle(valid)
-    if middle < 0.5:
+    if (gland := _central_coverage(valid)) < MIN_COVERAGE:
         place = "the given point" if center_mm else "T2's centre"
         raise StudyError(
             "no_overlap",
-            f"Only {middle:.0%} of the region about {place} has diffusion data. Do they belong together?",
+            f"Only {gland:.0%} of the gland's region, {GLAND_MM[0]:g} x {GLAND_MM[1]:g} x {GLAND_MM[2]:g} mm about "
+            f"{place}, has diffusion data. Do they belong together?",
         )
-    if coverage < 0.5:
-        report["warnings"].append(f"Only {coverage:.0%} of the grid has diffusion data (a reduced field of view?).")
+    if coverage < MIN_COVERAGE:
+        report["warnings"].append(f"Only {coverage:.0%} of the grid has diffusion data: its field of view is small.")
     return {"t2": fixed, "adc": moved, "hbv": high, "valid": valid}, report
-
-
-def _middle(valid: sitk.Image) -> float:
-    """Share with data of the box that a gland fills, in the middle of a grid."""
-    box = [
-        min(n, max(1, round(mm / gap)))
-        for n, mm, gap in zip(valid.GetSize(), GLAND_MM, valid.GetSpacing(), strict=True)
-    ]
-    first = [(n - size) // 2 for n, size in zip(valid.GetSize(), box, strict=True)]
-    return float(sitk.GetArrayFromImage(sitk.RegionOfInterest(valid, box, first)).mean())
 
 
 def crop_centre(item: Mapping[Any, Any]) -> tuple[float, float, float] | None:
@@ -131,6 +117,14 @@ def crop_centre(item: Mapping[Any, Any]) -> tuple[float, float, float] | None:
             ) from None
         return x, y, z
     return mask_centre(_read_volume(Path(item["gland"]), "gland")) if item.get("gland") else None
+
+
+def _central_coverage(valid: sitk.Image) -> float:
+    """Share of the voxels above 0 in a gland-sized box about an image's centre, at most the whole image."""
+    wanted = [max(1, round(mm / spacing)) for mm, spacing in zip(GLAND_MM, valid.GetSpacing(), strict=True)]
+    size = [min(one, n) for one, n in zip(wanted, valid.GetSize(), strict=True)]
+    first = [(n - one) // 2 for one, n in zip(size, valid.GetSize(), strict=True)]
+    return float(sitk.GetArrayFromImage(sitk.RegionOfInterest(valid, size, first)).mean())
 
 
 def _figures(found: Registration) -> dict[str, Any]:
@@ -206,4 +200,4 @@ def _read_dwi(path: Path) -> dict[float, sitk.Image]:
     frames: dict[float, list[sitk.Image]] = {}
     for number, b in enumerate(values):
         frames.setdefault(round(b / 50) * 50.0, []).append(image[:, :, :, number])
-    return {b: geometric_mean(same) if len(same) > 1 else same[0] for b, same in frames.items()}
+    return {b: geometric_mean(same, f"Column dwi at b = {b:g}") for b, same in frames.items()}

@@ -70,7 +70,9 @@ def chosen(series: Series) -> dict[str, Any]:
 
 
 def diffusion_sets(series: Sequence[Series], warnings: list[str]) -> list[DiffusionSet]:
-    """Diffusion sets of a study, the best first; series without any b-value are left out with a warning.
+    """Diffusion sets of a study, the best first; each series that fits none leaves a warning.
+
+    Left out are series without any b-value, and ADC maps off every set's grid.
 
     Raises:
         StudyError: ``no_diffusion``, ``b_unknown`` or ``mosaic`` when there is none.
@@ -88,8 +90,8 @@ def diffusion_sets(series: Sequence[Series], warnings: list[str]) -> list[Diffus
                 sets.append(home := DiffusionSet())
             if home is not None:
                 getattr(home, role).append(one)
-            else:
-                warnings.append(f"{series_name(one)} is an ADC map on another grid than the diffusion: left out.")
+            elif sets:
+                warnings.append(f"{series_name(one)} is an ADC map on another grid or echo time: left out.")
     if sets:
         return sorted(sets, key=lambda group: group.rank, reverse=True)
     if unknown:
@@ -147,16 +149,26 @@ def first_usable(
 def build_diffusion(group: DiffusionSet) -> Diffusion:
     """Volumes of a set: every acquired b, the ADC (the scanner's, else fitted) and the highest b.
 
+    A b-value with duplicate slices is left out where nothing needs it.
+
     Raises:
         StudyError: As :func:`mri_alm.volume.build_volume`, ``adc_units`` or ``adc_unfit``.
     """
     warnings: list[str] = []
     acquired = _by_b(group.dwi, warnings)
     calculated = {b: one for b, one in _by_b(group.calculated, warnings).items() if b not in acquired}
-    dwi = {b: build_mean(one.at_b(b), f"{series_name(one)} at b = {b:g}") for b, one in sorted(acquired.items())}
-    adc, adc_series, info = _adc(group, dwi, warnings)
+    high = max(acquired | calculated)
+    dwi = {}
+    for b, one in sorted(acquired.items()):
+        try:
+            dwi[b] = build_mean(one.at_b(b), f"{series_name(one)} at b = {b:g}")
+        except StudyError as error:
+            if error.code != "duplicate_slices" or b == high or not group.adc:
+                raise
+            warnings.append(f"b = {b:g} left out, as the ADC map and b = {high:g} do without: {error.message}")
+    acquired = {b: acquired[b] for b in dwi}
     every = acquired | calculated
-    high = max(every)
+    adc, adc_series, info = _adc(group, dwi, warnings)
     hbv = dwi[high] if high in dwi else build_volume(calculated[high].at_b(high), f"{series_name(calculated[high])}")
     info |= {
         "b_values": sorted(acquired),

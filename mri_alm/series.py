@@ -34,6 +34,7 @@ class Frame:
         orientation: Direction cosines of a row and of a column, (6,); NaN when the header has none.
         spacing: Distance between rows and between columns.
         direction: Of the diffusion gradient, see :func:`mri_alm.diffusion.gradient_direction`.
+        image_type: Words of ``ImageType``, of an enhanced file's frame those of ``FrameType``.
     """
 
     file: Path
@@ -47,6 +48,7 @@ class Frame:
     echo_time: float | None
     b: float | None
     direction: tuple[float, ...] | None
+    image_type: frozenset[str]
 
     @property
     def normal(self) -> NDArray[np.float64]:
@@ -193,16 +195,15 @@ def _series(members: list[tuple[Dataset, Frame]]) -> Series:
         number=int(number) if isinstance(number := first.get("SeriesNumber"), int) else 0,
         description=str(first.get("SeriesDescription") or first.get("ProtocolName") or ""),
         nameless=not first.get("SeriesDescription"),
-        image_type=_words(first, "ImageType"),
-        sequence=_words(first, "ScanningSequence"),
+        image_type=_words(first.get("ImageType")),
+        sequence=_words(first.get("ScanningSequence")),
         time=min(_seconds(header) for header in headers),
         frame_of_reference=str(first.get("FrameOfReferenceUID") or ""),
     )
 
 
-def _words(header: Dataset, name: str) -> frozenset[str]:
-    value = header.get(name) or ()
-    return frozenset(str(word).upper() for word in ([value] if isinstance(value, str) else value))
+def _words(value: Any) -> frozenset[str]:
+    return frozenset(str(word).upper() for word in ([value] if isinstance(value, str) else value or ()))
 
 
 def _seconds(header: Dataset) -> float:
@@ -259,4 +260,5 @@ def _frame(file: Path, index: int, header: Dataset, sources: list[Dataset]) -> F
         echo_time=None if echo is None or not math.isfinite(float(echo)) else float(echo),
         b=b,
         direction=direction,
+        image_type=_words(find("FrameType") or header.get("ImageType")),
     )

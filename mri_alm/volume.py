@@ -18,6 +18,7 @@ from mri_alm.series import Frame
 
 GAP_TOLERANCE = 0.05  # of the median distance between slices
 COSINE_TOLERANCE = 1e-4
+SAME_PLACE_MM = 0.01
 SPACING_MM = 0.01, 100.0  # anything else is no MR image
 MAX_VOXELS = 2**27  # 512 MiB as float32, twenty times the largest prostate series; a damaged header may claim anything
 
@@ -48,49 +49,66 @@ def build_volume(frames: list[Frame], name: str) -> sitk.Image:
 
 
 def build_mean(frames: list[Frame], name: str) -> sitk.Image:
-    """One volume of one b-value, directions and repeats averaged: the trace-weighted image of the scanners.
+    """One volume of one b-value, repeats and directions averaged: the trace-weighted image scanners compute themselves.
 
-    The mean is geometric. A monoexponential decay along each direction then stays one, with the mean diffusivity as
-    its ADC; an arithmetic mean is always larger, the more so the higher b is, and lowers the ADC of anisotropic tissue.
-    Where the series holds a trace beside its directions, the trace alone is used.
+    Repeats are averaged within their direction first, so that each direction counts alike. Where the series holds a
+    trace beside its directions, the trace alone is used.
 
     Args:
         frames: All frames of one b-value, in any order.
         name: As for :func:`build_volume`.
 
     Raises:
-        StudyError: As :func:`build_volume`; ``duplicate_slices`` where some slices are repeated more often than others.
+        StudyError: As :func:`build_volume`; ``duplicate_slices`` where some positions have more images than others, or
+            images of another type.
     """
     directions: dict[tuple[float, ...] | None, list[Frame]] = {}
     for frame in frames:
         directions.setdefault(frame.direction, []).append(frame)
-    kinds = [directions[None]] if None in directions else list(directions.values())
-    stacks = [stack for same in kinds for stack in _repeats(same)]
-    if len(stacks) == 1:
-        return build_volume(stacks[0], name)
-    volumes = [build_volume(stack, f"{name}, image {number}") for number, stack in enumerate(stacks, 1)]
+    if None in directions or len(directions) == 1:
+        return _mean_of_repeats(directions.get(None, frames), name)
+    each = enumerate(directions.values(), 1)
+    return geometric_mean([_mean_of_repeats(same, f"{name}, direction {number}") for number, same in each], name)
+
+
+def geometric_mean(volumes: Sequence[sitk.Image], name: str) -> sitk.Image:
+    """Mean of several volumes of one b-value, float32.
+
+    A monoexponential decay along each direction stays one, with the mean diffusivity as its ADC; an arithmetic mean is
+    always larger, the more so the higher b is, and lowers the ADC of anisotropic tissue.
+
+    Args:
+        volumes: Directions or repeats; a single one is returned as it is.
+        name: As for :func:`build_volume`.
+
+    Raises:
+        StudyError: ``geometry`` when they do not lie on one grid.
+    """
     first = volumes[0]
+    if len(volumes) == 1:
+        return first
     if any(one.GetSize() != first.GetSize() or not np.allclose(one.GetOrigin(), first.GetOrigin()) for one in volumes):
         raise StudyError("geometry", f"{name}: its {len(volumes)} directions or repeats do not cover the same slices.")
-    return geometric_mean(volumes)
-
-
-def geometric_mean(volumes: Sequence[sitk.Image]) -> sitk.Image:
-    """Voxel by voxel, of images on one grid; see :func:`build_mean` for why not the arithmetic one."""
     logs = [np.log(np.maximum(sitk.GetArrayViewFromImage(one), 1e-6)) for one in volumes]
     mean = sitk.GetImageFromArray(np.exp(np.mean(logs, axis=0)))
-    mean.CopyInformation(volumes[0])
+    mean.CopyInformation(first)
     return mean
 
 
+def _mean_of_repeats(frames: list[Frame], name: str) -> sitk.Image:
+    return geometric_mean([build_volume(repeat, name) for repeat in _repeats(frames)], name)
+
+
 def _repeats(frames: list[Frame]) -> list[list[Frame]]:
-    """Stacks of slices in a series that repeats each equally often; all together where it does not."""
-    places: dict[tuple[float, ...], list[Frame]] = {}
-    for frame in frames:
-        places.setdefault(tuple(round(value, 2) for value in frame.position), []).append(frame)
-    if len({len(same) for same in places.values()}) > 1:
+    """The complete repeats that frames consist of; all in one list where positions or image types do not allow that."""
+    along = np.array([frame.position @ frames[0].normal for frame in frames])
+    order = np.argsort(along, kind="stable")
+    along = along[order]
+    starts = np.flatnonzero(np.diff(along, prepend=-np.inf) > SAME_PLACE_MM)
+    counts = np.diff(starts, append=len(frames))
+    if len({frame.image_type for frame in frames}) > 1 or len(set(counts.tolist())) != 1:
         return [frames]
-    return [list(stack) for stack in zip(*places.values(), strict=True)]
+    return [[frames[index] for index in order[start :: counts[0]]] for start in range(counts[0])]
 
 
 def _direction(frames: list[Frame], name: str) -> NDArray[np.float64]:
@@ -118,12 +136,12 @@ def _gap(positions: NDArray[np.float64], normal: NDArray[np.float64], name: str)
     """Slice distance of positions (N, 3) sorted along the normal, in mm; refuses anything but a regular stack."""
     along = positions @ normal
     gaps = np.diff(along)
-    if (gaps < 0.01).any():
-        at = along[:-1][gaps < 0.01][0]
+    if (shared := gaps < SAME_PLACE_MM).any():
+        at = along[:-1][shared][0]
         raise StudyError(
             "duplicate_slices",
-            f"{name}: {int((gaps < 0.01).sum())} slices share a position, the first at {at:.2f} mm along the normal. "
-            "The series mixes several volumes (repeats, directions, phases); export them as series of their own.",
+            f"{name}: {int(shared.sum())} slices share a position, the first at {at:.2f} mm along the normal. "
+            "The series mixes several volumes (incomplete repeats, phases); export them as series of their own.",
         )
     median = float(np.median(gaps))
     if (np.abs(gaps - median) > GAP_TOLERANCE * median).any():

@@ -3,13 +3,16 @@
 import numpy as np
 import pytest
 import SimpleITK as sitk  # noqa: N813
+from dicom_writer import Scan, header
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydicom.dataset import Dataset
 from pydicom.sequence import Sequence
+from pydicom.uid import ImplicitVRLittleEndian
 
-from mri_alm.diffusion import adc_scale, adc_unit, b_value, fit_adc
+from mri_alm.diffusion import adc_scale, adc_unit, b_value, fit_adc, gradient_direction
 from mri_alm.errors import StudyError
+from mri_alm.headers import find_studies
 
 
 def dataset(**elements):
@@ -22,14 +25,6 @@ def dataset(**elements):
 def private(tag, vr, value):
     ds = Dataset()
     ds.add_new(tag, vr, value)
-    return ds
-
-
-def emptied(tag, vr, value):
-    """A public tag and a sequence that say nothing, beside a vendor's that does."""
-    ds = private(tag, vr, value)
-    ds.DiffusionBValue = None
-    ds.MRDiffusionSequence = Sequence([dataset(DiffusionDirectionality="NONE")])
     return ds
 
 
@@ -46,8 +41,6 @@ def emptied(tag, vr, value):
         (private((0x0043, 0x1039), "UN", b"1000000050\\8\\0\\0"), 50.0),
         (private((0x0065, 0x1009), "FD", 929.7501831337527), 950.0),
         (private((0x0065, 0x1009), "UN", np.float64(1.25).tobytes()), 0.0),
-        (private((0x2001, 0x1003), "UN", np.float32(800.0).tobytes()), 800.0),  # implicit VR: nobody says its kind
-        (emptied((0x0019, 0x100C), "IS", "800"), 800.0),
         (Dataset(), None),
         (private((0x0019, 0x100C), "UN", b"none"), None),
         (private((0x0019, 0x100C), "IS", "-1"), None),
@@ -61,6 +54,54 @@ def test_public_tag_comes_before_a_private_one():
     ds = private((0x0043, 0x1039), "IS", [0, 8, 0, 0])
     ds.DiffusionBValue = 1000.0
     assert b_value(ds) == 1000.0
+
+
+@pytest.mark.parametrize("empty", [{"DiffusionBValue": None}, {"MRDiffusionSequence": Sequence([Dataset()])}])
+def test_an_empty_public_tag_does_not_hide_the_vendor_s(empty):
+    ds = private((0x0019, 0x100C), "IS", "800")
+    ds.update(dataset(**empty))
+    assert b_value(ds) == 800.0
+
+
+@pytest.mark.parametrize(
+    ("creators", "elements", "expected"),
+    [
+        (
+            {(0x0019, 0x0010): "SIEMENS MR HEADER"},
+            {(0x0019, 0x100C): ("IS", "1000"), (0x0019, 0x100E): ("FD", [0.0, 0.6, -0.8])},
+            (1000.0, (0.0, 0.6, -0.8)),
+        ),
+        (
+            {(0x0043, 0x0010): "GEMS_PARM_01", (0x0019, 0x0010): "GEMS_ACQU_01"},
+            {(0x0043, 0x1039): ("IS", [1000000800, 8, 0, 0])}
+            | {(0x0019, 0x10BB + n): ("DS", value) for n, value in enumerate(("0", "0.6", "-0.8"))},
+            (800.0, (0.0, 0.6, -0.8)),
+        ),
+        (
+            {(0x2001, 0x0010): "Philips Imaging DD 001", (0x2005, 0x0010): "Philips MR Imaging DD 001"},
+            {(0x2001, 0x1003): ("FL", 800.0)}
+            | {(0x2005, 0x10B0 + n): ("FL", value) for n, value in enumerate((0.0, 0.6, -0.8))},
+            (800.0, (0.0, 0.6, -0.8)),
+        ),
+        (
+            {(0x0065, 0x0010): "Image Private Header"},
+            {(0x0065, 0x1009): ("FD", 929.75), (0x0065, 0x1037): ("FD", [0.0, 0.6, -0.8])},
+            (950.0, (0.0, 0.6, -0.8)),
+        ),
+    ],
+    ids=["siemens", "ge", "philips", "uih"],
+)
+def test_b_and_direction_of_each_vendor_in_implicit_vr(tmp_path, creators, elements, expected):
+    """The file names no representation, and the reader keeps no private creator that would tell pydicom."""
+    ds = header(Scan(np.ones((1, 4, 4), np.uint16), 1, "ep2d"), 0, "7")
+    ds.file_meta.TransferSyntaxUID = ImplicitVRLittleEndian
+    for tag, creator in creators.items():
+        ds.add_new(tag, "LO", creator)
+    for tag, (vr, value) in elements.items():
+        ds.add_new(tag, vr, value)
+    ds.save_as(tmp_path / "1.dcm", enforce_file_format=True)
+    ((found,),) = (study.headers for study in find_studies(tmp_path))
+    assert (b_value(found), gradient_direction(found)) == expected
 
 
 def volumes(adc, b_values, s0=1000.0):

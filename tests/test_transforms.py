@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from monai.data import MetaTensor, PersistentDataset, pickle_hashing
 from monai.data.utils import json_hashing
-from monai.transforms import SpatialCrop
 
 from mri_alm.diffusion import fit_adc
 from mri_alm.errors import StudyError
+from mri_alm.images import onto_grid
 from mri_alm.phantom import PhantomStudy, make_study
 from mri_alm.phantom_dicom import write_dicom_study
 from mri_alm.registration import Registration, common_grid
@@ -130,8 +130,8 @@ def test_a_multi_b_folder_gives_a_fitted_adc_and_its_highest_b(study: PhantomStu
     same_places(item["hbv"], study.dwi[max(study.dwi)], 0.05)
     same_places(item["adc"], fit_adc(study.dwi), 0.05)
     report = json.loads(item["report"])
-    assert report["b_values"] == sorted(study.dwi)
-    assert report["adc_source"] == "fitted over b = " + ", ".join(f"{b:g}" for b in sorted(study.dwi))
+    listed = ", ".join(f"{b:g}" for b in sorted(study.dwi))
+    assert (report["b_values"], report["adc_source"]) == (sorted(study.dwi), f"fitted over b = {listed}")
     with pytest.raises(StudyError, match=r"Column hbv: the series holds 3 b-values; use column dwi\."):
         load(t2=folder["t2_tse_tra"], adc=folder["ep2d_diff_tra_ADC"], hbv=folder["ep2d_diff_tra"])
 
@@ -151,11 +151,32 @@ def test_4d_diffusion_with_its_table_of_b_values(
     order = [values[2], values[0], values[2], values[1]]
     table = " ".join(f"{b + (4 if i == 0 else 0):g}" for i, b in enumerate(order)) + "\n"
     images = [sitk.Cast(study.dwi[b], sitk.sitkFloat32) for b in order]
-    images[0], images[2] = images[0] * 0.5, images[2] * 2.0  # their geometric mean is the image
     item = load(t2=files["t2.mha"], dwi=write_4d(tmp_path / name, images, table))
     same_places(item["hbv"], study.dwi[values[2]], 1e-2)
     same_places(item["adc"], fit_adc(study.dwi), 1e-2)
     assert json.loads(item["report"])["b_values"] == values
+
+
+def test_4d_directions_are_averaged_geometrically(files: dict[str, str], tmp_path: Path) -> None:
+    """As in DICOM: the mean diffusivity of anisotropic tissue, which an arithmetic mean would miss."""
+    rates = np.array([600.0, 1200.0, 2400.0])
+    table = [0.0, *[800.0] * 3]
+    volumes = []
+    for b, rate in zip(table, [0.0, *rates], strict=True):
+        volumes.append(sitk.Image(16, 16, 8, sitk.sitkFloat32) + 1000.0 * float(np.exp(-b * rate * 1e-6)))
+        volumes[-1].SetSpacing((2.0, 2.0, 3.0))
+    item = load(t2=files["t2.mha"], dwi=write_4d(tmp_path / "dwi.nii", volumes, " ".join(map(str, table))))
+    np.testing.assert_allclose(item["adc"].numpy(), rates.mean(), rtol=1e-3)
+    report = json.loads(item["report"])
+    assert (report["adc_source"], report["warnings"]) == ("fitted over b = 0, 800", [])
+
+
+def test_a_fit_over_close_b_values_is_warned_of_for_4d_too(
+    study: PhantomStudy, files: dict[str, str], tmp_path: Path
+) -> None:
+    images = [sitk.Cast(study.dwi[b], sitk.sitkFloat32) for b in sorted(study.dwi)[:2]]
+    report = json.loads(load(t2=files["t2.mha"], dwi=write_4d(tmp_path / "dwi.nii", images, "100 400"))["report"])
+    assert report["warnings"] == ["ADC fitted over a span of 300 s/mm2 only; 400 or more is advised."]
 
 
 def test_a_given_adc_wins_over_the_fit(study: PhantomStudy, files: dict[str, str], tmp_path: Path) -> None:
@@ -300,22 +321,6 @@ def test_a_refused_registration_is_a_warning(study: PhantomStudy, monkeypatch: p
     ]
 
 
-def test_a_reduced_field_of_view_is_taken_with_a_warning(study: PhantomStudy) -> None:
-    """Zoomed diffusion holds the gland and little else of the grid."""
-    item = images(study)
-    centre = item["t2"].affine.numpy() @ [*((np.array(item["t2"].shape[1:]) - 1) / 2), 1]
-    for name in ("adc", "hbv"):
-        middle = np.linalg.solve(item[name].affine.numpy(), centre)[:3]
-        half = np.array([70, 35, 30]) / np.abs(np.diag(item[name].affine.numpy())[:3])
-        first = np.maximum(np.round(middle - half), 0).astype(int)
-        last = np.round(middle + half).astype(int)
-        item[name] = SpatialCrop(roi_start=first.tolist(), roi_end=last.tolist())(item[name])
-    found = RegisterDiffusiond((2, 2, 3), (64, 64, 28), register=False)(item)
-    report = json.loads(found["report"])
-    assert 0.3 < report["coverage"] < 0.5
-    assert any("of the grid has diffusion data (a reduced field of view?)" in text for text in report["warnings"])
-
-
 @pytest.mark.parametrize("register", [True, False])
 def test_diffusion_of_another_place_is_refused(study: PhantomStudy, register: bool) -> None:
     item = images(study)
@@ -323,9 +328,35 @@ def test_diffusion_of_another_place_is_refused(study: PhantomStudy, register: bo
         affine = item[name].affine.clone()
         affine[2, 3] += 200
         item[name] = MetaTensor(item[name].as_tensor(), affine=affine)
-    message = "Only 0% of the region about T2's centre has diffusion data. Do they belong together?"
+    message = "Only 0% of the gland's region, 64 x 64 x 48 mm about T2's centre, has diffusion data. Do they belong"
     with pytest.raises(StudyError, match=re.escape(message)) as caught:
         RegisterDiffusiond((2, 2, 3), (40, 40, 20), register=register)(item)
+    assert caught.value.code == "no_overlap"
+
+
+def of_field(field_mm: tuple[float, ...], middle_mm: float = 0.0) -> dict[str, Any]:
+    """The report of diffusion with a given field of view on a grid of 128 x 128 x 84 mm about the origin."""
+    t2, adc = (
+        sitk.Image(100, 100, 46, sitk.sitkFloat32),
+        sitk.Image([round(mm / 2) for mm in field_mm], sitk.sitkFloat32),
+    )
+    for image in (t2, adc):
+        image.SetSpacing((2.0, 2.0, 2.0))
+        image.SetOrigin([1.0 - n for n in image.GetSize()])
+    adc.SetOrigin(np.add(adc.GetOrigin(), (0.0, middle_mm, 0.0)).tolist())
+    maps = {"t2": t2, "adc": adc, "hbv": adc}
+    return onto_grid(maps, {"warnings": []}, spacing=(1, 1, 3), size=(128, 128, 28), register=False)[1]
+
+
+def test_a_zoomed_field_of_view_that_covers_the_gland_is_a_warning() -> None:
+    warning = "Only 39% of the grid has diffusion data: its field of view is small."
+    assert of_field((140, 70, 60))["warnings"] == [warning]
+    assert of_field((140, 140, 90))["warnings"] == []
+
+
+def test_a_field_of_view_beside_the_gland_is_refused() -> None:
+    with pytest.raises(StudyError, match="Only 42% of the gland's region") as caught:
+        of_field((140, 70, 90), middle_mm=40)
     assert caught.value.code == "no_overlap"
 
 

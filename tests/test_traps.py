@@ -65,14 +65,20 @@ TRAPS = {
     "three b-values in one folder stacked (ITK, MONAI)": ["test_dicom::test_one_series_with_several_b_values_is_split"],
     "volumes of other directions stacked or refused": [
         "test_traps::test_directions_are_averaged_geometrically",
+        "test_traps::test_complete_repeats_are_averaged_geometrically",
+        "test_traps::test_each_direction_counts_alike_however_often_it_was_repeated",
         "test_traps::test_a_trace_beside_its_directions_is_taken_alone",
         "test_traps::test_real_directions_of_ge_and_canon",
     ],
     "non-square pixels": ["test_dicom::test_physical_points_of_non_square_oblique_pixels_match_the_headers"],
     "ADC in units of 0.001": ["test_dicom::test_adc_is_fitted_when_the_scanner_gave_none_and_scaled_when_it_did"],
     "ADC on another grid than the diffusion": ["test_traps::test_an_adc_map_on_another_grid_is_not_taken"],
-    "duplicate slices": ["test_dicom::test_refusals", "test_traps::test_slices_repeated_unequally_are_refused"],
-    "repeats": ["test_traps::test_repeats_are_averaged_as_directions_are"],
+    "duplicate slices": [
+        "test_dicom::test_refusals",
+        "test_traps::test_incomplete_repeats_and_mixed_types_are_refused",
+        "test_traps::test_duplicate_slices_are_refused_where_they_are_needed",
+        "test_traps::test_duplicate_slices_that_nothing_needs_cost_their_b_only",
+    ],
     "empty volumes": ["test_dicom::test_refusals", "test_traps::test_files_of_no_bytes_are_counted"],
     "mosaic": ["test_dicom::test_refusals", "test_dicom::test_real_refusals"],
     "two echoes in one folder": ["test_dicom::test_diffusion_of_another_echo_time_is_another_set"],
@@ -228,6 +234,10 @@ def along(axis, number, pixels):
     return HIGH.but(pixels=pixels, edit=edit)
 
 
+def again(ds, index):
+    ds.SOPInstanceUID = ds.file_meta.MediaStorageSOPInstanceUID = f"1.2.7.99.{index + 1}"
+
+
 def test_directions_are_averaged_geometrically(tmp_path):
     """Anisotropic tissue: the fitted ADC is the mean diffusivity, which an arithmetic mean would miss by 12 %."""
     rates = (600.0, 1200.0, 2400.0)
@@ -251,20 +261,51 @@ def test_a_trace_beside_its_directions_is_taken_alone(tmp_path):
 
 
 @pytest.mark.parametrize("axis", [AXES[0], (0.0, 0.0, 0.0)])
-def test_repeats_are_averaged_as_directions_are(tmp_path, axis):
-    pixels = [signal(50, 300), signal(60, 500)]
-    for number, one in enumerate(pixels):
-        write(tmp_path / f"{number}", along(axis, number, one))
-    expected = np.sqrt(pixels[0].astype(float) * pixels[1])
-    np.testing.assert_allclose(sitk.GetArrayFromImage(read_series(tmp_path)[800.0]), expected, rtol=1e-5)
+def test_complete_repeats_are_averaged_geometrically(tmp_path, axis):
+    """The single averages of a scan (NEX), in one direction or with none told."""
+    repeats = [signal(50, 300) for _ in range(3)]
+    for number, pixels in enumerate(repeats):
+        write(tmp_path / f"{number}", along(axis, number, pixels))
+    mean = np.exp(np.mean(np.log(repeats), axis=0))
+    np.testing.assert_allclose(sitk.GetArrayFromImage(read_series(tmp_path)[800.0]), mean, rtol=1e-5)
 
 
-def test_slices_repeated_unequally_are_refused(tmp_path):
+def test_each_direction_counts_alike_however_often_it_was_repeated(tmp_path):
+    once, *twice = [signal(50, 300) for _ in range(3)]
+    for number, (axis, pixels) in enumerate(zip((0, 1, 1), (once, *twice), strict=True)):
+        write(tmp_path / f"{number}", along(AXES[axis], number, pixels))
+    mean = np.sqrt(once * np.sqrt(twice[0] * 1.0 * twice[1]))
+    np.testing.assert_allclose(sitk.GetArrayFromImage(read_series(tmp_path)[800.0]), mean, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("missing", "image_type", "shared"), [((2, 3, 4, 5), TRACE, 2), ((), MAP, 6)])
+def test_incomplete_repeats_and_mixed_types_are_refused(tmp_path, missing, image_type, shared):
     write(tmp_path / "0", along(AXES[0], 0, signal(50, 300)))
-    write(tmp_path / "1", along(AXES[0], 1, signal(50, 300)), skip=(5,))
-    with pytest.raises(StudyError, match="5 slices share a position") as error:
+    write(tmp_path / "1", along(AXES[0], 1, signal(50, 300)).but(image_type=image_type), skip=missing)
+    with pytest.raises(StudyError, match=f"{shared} slices share a position") as error:
         read_series(tmp_path)
     assert error.value.code == "duplicate_slices"
+
+
+@pytest.mark.parametrize(("twice", "others"), [(LOW, (HIGH,)), (HIGH, (LOW, ADC))])
+def test_duplicate_slices_are_refused_where_they_are_needed(tmp_path, twice, others):
+    write(tmp_path, T2, twice, *others)
+    write(tmp_path / "again", twice.but(edit=again), skip=(0, 2, 3, 4, 5))
+    with pytest.raises(StudyError, match="1 slices share a position") as error:
+        read_only(tmp_path)
+    assert error.value.code == "duplicate_slices"
+
+
+def test_duplicate_slices_that_nothing_needs_cost_their_b_only(tmp_path):
+    write(tmp_path, T2, LOW, HIGH, ADC)
+    write(tmp_path / "again", LOW.but(edit=again), skip=(0, 2, 3, 4, 5))
+    study = read_only(tmp_path)
+    assert (study.info["b_values"], study.info["directions"]) == ([800.0], {"800": 1})
+    np.testing.assert_array_equal(sitk.GetArrayFromImage(study.adc), ADC.pixels)
+    (warning,) = study.warnings
+    assert warning.startswith(
+        "b = 50 left out, as the ADC map and b = 800 do without: series 6 at b = 50: 1 slices share"
+    )
 
 
 @real
@@ -280,7 +321,7 @@ def test_real_directions_of_ge_and_canon():
         inside = (pair[0] > 0) & (pair[1] > 0)
         mean = np.sqrt(pair[0] * pair[1])[inside]
         np.testing.assert_allclose(sitk.GetArrayFromImage(image)[z][inside], mean, rtol=1e-5)
-    with pytest.raises(StudyError, match="image 2 has 1 slices"):
+    with pytest.raises(StudyError, match="direction 2 has 1 slices"):
         read_series(SHARED / "vendor" / "canon_galan_6.0_classic")
 
 
@@ -288,7 +329,7 @@ def test_an_adc_map_on_another_grid_is_not_taken(tmp_path):
     write(tmp_path, T2, LOW, HIGH, ADC.but(spacing=(1.0, 0.75, 3.0)))
     study = read_only(tmp_path)
     assert study.info["adc_source"] == "fitted over b = 50, 800"
-    assert any("is an ADC map on another grid than the diffusion: left out." in text for text in study.warnings)
+    assert study.warnings == ["series 8 is an ADC map on another grid or echo time: left out."]
 
 
 def test_a_dicomdir_is_ignored(tmp_path):
