@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # Written last, so an installation that was cut short is done again; newer than what it was made from, so done only then.
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint docs sbom audit lock environment
+.PHONY: demo test test-cluster lint docs sbom audit lock environment
 
 demo: environment
 	$(BIN)/python -m monai.bundle run --config_file configs/prostate_alm.json --run_dir runs/demo --max_epochs 7 --phantom_train 108 --phantom_test 54
@@ -16,10 +16,13 @@ demo: environment
 	$(BIN)/python pipelines/score.py --model runs/demo --input data/demo_exams/studies --output runs/demo_scores
 	@echo "Look at the report: open runs/demo/report.html in a browser (docs/report.md explains it)."
 
-# Two files of tests at a time, a thread each; then those that need the machine to themselves.
+# Two files of tests at a time, a thread each, but for those that need the machine to themselves.
 test: environment
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m alone
+
+# Two Ray nodes on this machine, which do not come up beside other programs on two cores.
+test-cluster: environment
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m alone tests/test_train_ensemble.py
 
 lint: environment
 	$(BIN)/ruff check .
