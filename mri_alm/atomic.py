@@ -18,8 +18,8 @@ from mri_alm.errors import InputError
 def complete(path: Path, *, previous: Path | None = None) -> Iterator[Path]:
     """Give a name to write a file or a folder to; it takes its place when the block ends well, or leaves no trace.
 
-    A crash at any moment leaves the old content or the new one, never a part. A kill may also leave a ``.part-*``
-    folder, see :func:`sweep`.
+    A crash at any moment leaves the old content or the new one, never a part; between the two renames that replace a
+    folder it leaves neither under its name. A kill may also leave a ``.part-*`` folder, see :func:`sweep`.
 
     Args:
         path: The final name; parent folders are made. A folder of that name is replaced by a folder.
@@ -36,8 +36,8 @@ def complete(path: Path, *, previous: Path | None = None) -> Iterator[Path]:
         yield part
         with told(path):
             _flush(part)
-            if part.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
+            if part.is_dir() and path.is_dir():
+                path.replace(scratch / ".replaced")
             if previous and path.exists():
                 path.replace(previous)
             part.replace(path)

@@ -114,6 +114,8 @@ class Job:
             waiting = [k for k in range(self.config["splits"]) if not self.splits.finished(k)]
             if waiting:
                 logger.info("Trained. Splits %s are still to do; the ensemble follows when all are there.", waiting)
+                if tracker:
+                    tracker.wait()
                 return
             with only_user(self.folder / ".lock", wait=True):
                 self._ensemble()

@@ -112,19 +112,41 @@ def run_tasks(function: Callable[[Any], Any], items: Iterable[Any], pool: Pool) 
     Raises:
         InputError: If the cluster cannot be reached.
     """
-    task = _Task(function, Path.cwd(), os.getpid() if pool.backend == "loky" else None)
-    yield from (_on_ray if pool.backend == "ray" else _on_this_machine)(task, list(items), pool)
+    mask = os.environ.get("MRI_ALM_UMASK")
+    task = _Task(function, Path.cwd(), mask, os.getpid() if pool.backend == "loky" else None)
+    with joined(pool):
+        yield from (_on_ray if pool.backend == "ray" else _on_this_machine)(task, list(items), pool)
+
+
+@contextlib.contextmanager
+def joined(pool: Pool) -> Iterator[None]:
+    """Join the pool's Ray cluster once for every :func:`run_tasks` in the block; nothing with other backends.
+
+    Raises:
+        InputError: If the cluster cannot be reached.
+    """
+    if pool.backend != "ray" or _ray().is_initialized():
+        yield
+        return
+    try:
+        _join(_ray(), pool)
+        yield
+    finally:
+        _ray().shutdown()
 
 
 @dataclass(frozen=True)
 class _Task:
     function: Callable[[Any], Any]
     folder: Path
+    mask: str | None  # MRI_ALM_UMASK of the driver, which a worker of Ray does not see
     driver: int | None  # the process whose locks protect what the task writes, where it may be the worker's parent
 
     def __call__(self, item: Any) -> Outcome:
         if self.driver is not None and self.driver != os.getpid():
             end_with(self.driver)
+        if self.mask is not None:
+            os.environ["MRI_ALM_UMASK"] = self.mask
         try:
             self._enter()
             with private_files():  # a worker has an umask of its own
@@ -211,34 +233,27 @@ def _numbered(task: _Task, number: int, item: Any) -> tuple[int, Outcome]:
 
 def _on_ray(task: _Task, items: list[Any], pool: Pool) -> Iterator[Outcome]:
     ray = _ray()
-    own = not ray.is_initialized()
-    if own:
-        _join(ray, pool)
-    try:
-        cores = _cores_per_task(ray, pool)  # Ray bounds the threads by them
-        remote = ray.remote(num_cpus=cores, num_gpus=pool.gpus, max_retries=pool.retries)(_call)
-        queue, running = iter(items), {}
-        while True:
-            for item in queue:
-                running[remote.remote(task, item)] = item
-                if len(running) >= pool.workers:
-                    break
-            if not running:
-                return
-            (done, *_), _ = ray.wait(list(running))
-            item = running.pop(done)
-            try:
-                outcome, records = ray.get(done)
-                for record in records:
-                    logger.handle(record)
-            except ray.exceptions.RayError as error:
-                logger.warning("Task %s was lost: %s", item, type(error).__name__)
-                lost = isinstance(error, tuple(getattr(ray.exceptions, name) for name in _LOST))
-                outcome = _lost(item, pool) if lost else Outcome(item, error=error, trace=str(error))
-            yield outcome
-    finally:
-        if own:
-            ray.shutdown()
+    cores = _cores_per_task(ray, pool)  # Ray bounds the threads by them
+    remote = ray.remote(num_cpus=cores, num_gpus=pool.gpus, max_retries=pool.retries)(_call)
+    queue, running = iter(items), {}
+    while True:
+        for item in queue:
+            running[remote.remote(task, item)] = item
+            if len(running) >= pool.workers:
+                break
+        if not running:
+            return
+        (done, *_), _ = ray.wait(list(running))
+        item = running.pop(done)
+        try:
+            outcome, records = ray.get(done)
+            for record in records:
+                logger.handle(record)
+        except ray.exceptions.RayError as error:
+            lost = isinstance(error, tuple(getattr(ray.exceptions, name) for name in _LOST))
+            logger.warning("Task %s %s: %s", item, "was lost" if lost else "failed", type(error).__name__)
+            outcome = _lost(item, pool) if lost else Outcome(item, error=error, trace=str(error))
+        yield outcome
 
 
 def _cores_per_task(ray: Any, pool: Pool) -> int:

@@ -142,6 +142,13 @@ class MlflowRun:
             self.client.log_artifact(run, str(self.folder / f"split_{split}" / "model.pt"))
         self.end("FINISHED")
 
+    def wait(self) -> None:
+        """Close the runs of the splits that were logged; the parent waits (``SCHEDULED``) for the others."""
+        with self.tolerated():
+            for name in self.steps:
+                self.client.set_terminated(self.ids[name], "FINISHED")
+            self.client.update_run(self.parent, status="SCHEDULED")
+
     def end(self, status: str) -> None:
         """Close the parent run and the splits' that were logged as ``FINISHED`` or ``FAILED``."""
         for run in (*(self.ids[name] for name in self.steps), self.parent):

@@ -18,7 +18,7 @@ from mri_alm.benchmark_plan import Table
 from mri_alm.benchmark_run import train_one
 from mri_alm.bundle import user_errors
 from mri_alm.search import Search, points, train_and_validate, write_tuned
-from mri_alm.tasks import Pool
+from mri_alm.tasks import Pool, joined
 
 TABLES = Path(__file__).with_name("benchmark_tables.json")
 
@@ -47,9 +47,10 @@ def main() -> int:
         pool = Pool(arguments.backend, arguments.workers, arguments.address, arguments.gpus_per_task)
         search = Search(table, evaluate, storage=arguments.storage, runs=arguments.runs, pool=pool)
         print(f"At most {points(table, methods)} points of {arguments.runs} trainings each.")
-        common = search.common()
-        for key in methods:
-            write_tuned(arguments.output, table, arguments.runs, {key: search.method(key, common)})
+        with joined(pool):
+            common = search.common()
+            for key in methods:
+                write_tuned(arguments.output, table, arguments.runs, {key: search.method(key, common)})
     return 0
 
 

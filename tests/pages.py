@@ -31,7 +31,8 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 PAGE_IDS = [str(page.relative_to(ROOT)) for page in PAGES]
-COMMAND = re.compile(r"^\s*(\$ |python3? |pip |make |docker |torchrun |bash |sbatch |ray |mlflow |curl )", re.MULTILINE)
+_PROGRAMS = r"(python3?|pip|make|docker|torchrun|bash|sbatch|ray|mlflow|curl|nice|[\w/.-]+\.sh)"
+COMMAND = re.compile(rf"^\s*(\$|{_PROGRAMS}) ", re.MULTILINE)
 _BLOCK = re.compile(r"((?:^ *<!-- [^\n]+ -->\n+)*)^( *)```([^\n]*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
 

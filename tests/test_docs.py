@@ -10,6 +10,7 @@ from urllib.parse import unquote
 import pytest
 import torch
 from pages import COMMAND, PAGE_IDS, PAGES, ROOT, Checkout, blocks
+from small_cifar import write_cifar10
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -27,11 +28,12 @@ REASONS = (
     "builds for a minute; CI runs it",
     "asks a service on the network; CI does not",
     "downloads a schema; tests/test_zoo.py runs it with one of its own",
-    "trains in several processes; tests/test_train_ensemble.py does so",
-    "needs MLflow, and ends with a server; tests/test_tracking.py records runs",
+    "starts a server",
+    "needs SLURM; tests/test_slurm.py runs it with a stand-in",
     "the loop's model and data are the reader's; a test of its own runs it",
     "measures for minutes or hours",
     "needs the CIFAR archives",
+    "trains for minutes; tests/test_search.py searches a small table",
     "needs a cluster, Ray or several GPUs",
 )
 _LINK = re.compile(r"(?<!!)\[[^\]\n]*\]\(([^)\s]+)\)")
@@ -41,6 +43,7 @@ _LINK = re.compile(r"(?<!!)\[[^\]\n]*\]\(([^)\s]+)\)")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
     """A checkout in which the tutorial has been run from end to end; its cohort and its model serve the other pages."""
     site = Checkout(tmp_path_factory.mktemp("site"))
+    write_cifar10(site.root / "data" / "small_cifar", 420)  # what a hundred to one, and its validation, need
     server = site.warm()
     next(server)
     site.run(TUTORIAL)

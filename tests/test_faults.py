@@ -1,5 +1,6 @@
-"""Faults that really happen: kills at every file operation, full disks, flipped bits, two runs at once, odd clocks."""
+"""Faults that really happen: kills at file operations, full disks, flipped bits, two runs at once, odd clocks."""
 
+import itertools
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -363,6 +365,18 @@ def test_a_cohort_that_another_process_prepares_is_refused(export: Path, tmp_pat
 
 
 # --- Clocks ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_clock_that_jumps_while_exams_are_prepared_and_splits_trained_changes_nothing(
+    manifest: Path, trained: Path, export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jumps = itertools.cycle([0, -86_400, 10 * 365 * 86_400, -3_600])
+    true = time.time
+    monkeypatch.setattr(time, "time", lambda: true() + next(jumps))
+    assert prepare(export, tmp_path / "c").failed == 0
+    assert prepare(export, tmp_path / "c", resume=True).kept == 3
+    run = train(manifest, tmp_path / "run")
+    same_results(run, trained)
 
 
 @pytest.mark.parametrize("moment", [4_000_000_000, 0], ids=["future", "past"])

@@ -1,3 +1,4 @@
+import contextlib
 import errno
 import hashlib
 import io
@@ -16,6 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mri_alm.atomic import complete
 from mri_alm.errors import InputError
 from mri_alm.files import (
     DamagedFileError,
@@ -64,6 +66,19 @@ def test_a_full_disk_leaves_the_old_file_and_no_rest(
         write_bytes(path, b"new")
     assert path.read_bytes() == b"old"
     assert names(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_folder_is_replaced_whole(tmp_path: Path, interrupted: bool) -> None:
+    place = tmp_path / "study"
+    write_bytes(place / "old", b"1")
+    with contextlib.suppress(KeyboardInterrupt), complete(place) as part:
+        part.mkdir()
+        (part / "new").write_bytes(b"2")
+        if interrupted:
+            raise KeyboardInterrupt
+    assert names(place) == (["old"] if interrupted else ["new"])
+    assert names(tmp_path) == ["study"]
 
 
 def test_an_interrupt_leaves_the_old_file_and_no_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

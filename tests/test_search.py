@@ -1,4 +1,5 @@
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,24 @@ def test_hopeless_points_are_pruned(table: Table, tmp_path: Path) -> None:
     assert 8 < len(toy.asked) < 18
 
 
+def metric(settings: Mapping[str, Any], split: int) -> float:
+    """Best at BEST; the first split comes last."""
+    time.sleep(0.02 * (split == 0))
+    return 0.5 + 0.05 * sum(settings.get(name) == value for name, value in BEST.items()) + 0.001 * split
+
+
+def test_trainings_side_by_side_choose_the_same(table: Table, tmp_path: Path) -> None:
+    pool = Pool("loky", 2)
+    found = Search(table, metric, storage=f"sqlite:///{tmp_path / 'search.db'}", runs=3, pool=pool)
+    assert found.common() == {"learning_rate": 1e-3, "weight_decay": 2e-4}
+    (study,) = optuna.get_all_study_names(found.storage)
+    trials = optuna.load_study(study_name=study, storage=found.storage).trials
+    means = {repr(t.params): t.value for t in trials if t.state.name == "COMPLETE"}
+    wanted = {repr(t.params): sum(metric(t.params, k) for k in range(3)) / 3 for t in trials}
+    assert means == {params: pytest.approx(wanted[params]) for params in means}
+    assert all(t.last_step == 2 for t in trials if t.state.name == "COMPLETE")
+
+
 def test_long_tails_keep_the_literature_s_common_settings(tmp_path: Path) -> None:
     table = Table(TABLES, "cifar10_longtail_100", "quick")
     toy = Toy()
@@ -132,7 +151,18 @@ def test_the_program_searches_with_real_trainings_and_repeats_none(
     content["tables"]["cifar10_binary_100"]["settings"] = {"ratio": 5}
     (tmp_path / "tables.json").write_text(json.dumps(content))
     monkeypatch.setattr(program, "TABLES", tmp_path / "tables.json")
-    words = ["--table", "cifar10_binary_100", "--protocol", "tiny", "--methods", "a_fl", "--runs", "1"]
+    words = [
+        "--table",
+        "cifar10_binary_100",
+        "--protocol",
+        "tiny",
+        "--methods",
+        "a_fl",
+        "--runs",
+        "1",
+        "--workers",
+        "2",
+    ]
     words += ["--storage", f"sqlite:///{tmp_path / 'sweep.db'}", "--data", str(write_cifar10(tmp_path / "data"))]
     words += ["--runs-dir", str(tmp_path / "runs"), "--output", str(tmp_path / "tuned.json")]
     monkeypatch.setattr("sys.argv", ["sweep.py", *words])

@@ -4,6 +4,7 @@ import fcntl
 import logging
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -17,7 +18,7 @@ import pytest
 
 import mri_alm.tasks
 from mri_alm.errors import InputError, StudyError
-from mri_alm.tasks import Outcome, Pool, run_tasks
+from mri_alm.tasks import Outcome, Pool, joined, run_tasks
 
 BACKENDS = [Pool("threading", 2), Pool("loky", 1), Pool("loky", 2)]
 
@@ -292,8 +293,53 @@ def test_warnings_of_ray_s_workers_are_told_here(
     assert caplog.messages == ["study 7 has no gland"]
 
 
+class Joined(OneByOne):
+    """A cluster that counts how often it is joined and left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.joined = self.left = 0
+
+    def is_initialized(self) -> bool:
+        return self.joined > self.left
+
+    def init(self, **_: Any) -> None:
+        self.joined += 1
+
+    def shutdown(self) -> None:
+        self.left += 1
+
+
+def test_a_cluster_is_joined_once_for_all_rounds_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = Joined()
+    monkeypatch.setattr("mri_alm.tasks._ray", lambda: ray)
+    with joined(Pool("threading")):
+        assert ray.joined == 0
+    pool = Pool("ray")
+    with joined(pool):
+        for _ in range(2):
+            assert [outcome.get() for outcome in run_tasks(warn, [7], pool)] == [7]
+            assert (ray.joined, ray.left) == (1, 0)
+    assert (ray.joined, ray.left) == (1, 1)
+    assert [outcome.get() for outcome in run_tasks(warn, [7], pool)] == [7]
+    assert (ray.joined, ray.left) == (2, 2)
+
+
+def mode_of_a_file(folder: Path) -> int:
+    (folder / "file").touch()
+    return stat.S_IMODE((folder / "file").stat().st_mode)
+
+
+def test_a_task_writes_with_the_umask_that_its_driver_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = mri_alm.tasks._Task(mode_of_a_file, Path.cwd(), "027", None)
+    monkeypatch.setenv("MRI_ALM_UMASK", "077")  # as on another machine
+    assert task(tmp_path).get() == 0o640
+
+
 def test_a_machine_without_the_folder_is_said(tmp_path: Path) -> None:
-    outcome = mri_alm.tasks._Task(square, tmp_path / "absent", None)(0)
+    outcome = mri_alm.tasks._Task(square, tmp_path / "absent", None, None)(0)
     with pytest.raises(InputError, match=r"^This machine \(.*\) has no folder .*absent \(No such file or directory\)"):
         outcome.get()
 

@@ -76,6 +76,45 @@ def test_an_image_that_does_not_fit_the_memory_is_not_called_unreadable(tmp_path
     assert (done.returncode, done.stdout) == (0, "memory"), done.stderr
 
 
+LIMITED = """
+import resource, sys
+from pathlib import Path
+import SimpleITK as sitk
+from exams import image_exam, prepare
+root, output = Path(sys.argv[1]), Path(sys.argv[2])
+for number in range(3):
+    name = f"1000{number}_100000{number}"
+    image_exam(root / name, number, {role: f"{name}_{role}.mha".replace("t2", "t2w") for role in ("t2", "adc", "hbv")})
+prepare(root, output.with_name("warm"))  # what is imported, and the threads, are no matter of this test
+path = root / "10001_1000001" / "10001_1000001_t2w.mha"
+small = sitk.ReadImage(str(path))
+size = [33 * n for n in small.GetSize()]
+large = sitk.Resample(
+    small, size, sitk.Transform(), sitk.sitkNearestNeighbor, small.GetOrigin(),
+    [s / 33 for s in small.GetSpacing()], small.GetDirection(), 0, sitk.sitkUInt8,
+)
+sitk.WriteImage(large, str(path), True)
+voxels = large.GetNumberOfPixels()
+del large
+used = int(next(l for l in open("/proc/self/status") if l.startswith("VmSize")).split()[1]) * 1024
+resource.setrlimit(resource.RLIMIT_AS, (used + 3 * voxels, -1))
+rows = prepare(root, output).rows
+sys.stdout.write(f"{voxels} {sorted(row['error_code'] for row in rows)}")
+"""
+
+
+@pytest.mark.slow
+def test_the_study_that_is_larger_than_the_memory_fails_alone(tmp_path: Path) -> None:
+    """As float32 its T2 alone takes four bytes a voxel, and three are left."""
+    words = [sys.executable, "-c", LIMITED, str(tmp_path / "in"), str(tmp_path / "c")]
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    voxels, _, codes = done.stdout.partition(" ")
+    assert (int(voxels) > 5 * 10**7, codes) == (True, "['', '', 'memory']"), done.stderr
+    assert [path.name for path in (tmp_path / "c").glob("*/t2.nii.gz")] == ["t2.nii.gz"] * 2
+
+
 def test_the_study_that_memory_was_too_small_for_fails_alone(
     export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
