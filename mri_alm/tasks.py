@@ -89,9 +89,7 @@ class Outcome:
         """The result; raises the error of a task that failed, a bug with its traceback."""
         if self.error is None:
             return self.result
-        if self.trace:
-            raise self.error from RuntimeError(f"in a task:\n{self.trace}")
-        raise self.error
+        raise self.error from (RuntimeError(f"in a task:\n{self.trace}") if self.trace else None)
 
 
 Calls = Generator[tuple[int, Outcome], None, None]
@@ -112,8 +110,8 @@ def run_tasks(function: Callable[[Any], Any], items: Iterable[Any], pool: Pool) 
     Raises:
         InputError: If the cluster cannot be reached.
     """
-    mask = os.environ.get("MRI_ALM_UMASK")
-    task = _Task(function, Path.cwd(), mask, os.getpid() if pool.backend == "loky" else None)
+    driver = os.getpid() if pool.backend == "loky" else None
+    task = _Task(function, Path.cwd(), os.environ.get("MRI_ALM_UMASK"), driver)
     with joined(pool):
         yield from (_on_ray if pool.backend == "ray" else _on_this_machine)(task, list(items), pool)
 
@@ -125,14 +123,14 @@ def joined(pool: Pool) -> Iterator[None]:
     Raises:
         InputError: If the cluster cannot be reached.
     """
-    if pool.backend != "ray" or _ray().is_initialized():
-        yield
-        return
+    own = pool.backend == "ray" and not _ray().is_initialized()
     try:
-        _join(_ray(), pool)
+        if own:
+            _join(_ray(), pool)
         yield
     finally:
-        _ray().shutdown()
+        if own:
+            _ray().shutdown()
 
 
 @dataclass(frozen=True)
@@ -145,8 +143,7 @@ class _Task:
     def __call__(self, item: Any) -> Outcome:
         if self.driver is not None and self.driver != os.getpid():
             end_with(self.driver)
-        if self.mask is not None:
-            os.environ["MRI_ALM_UMASK"] = self.mask
+        os.environ.update({"MRI_ALM_UMASK": self.mask} if self.mask else {})
         try:
             self._enter()
             with private_files():  # a worker has an umask of its own
@@ -292,12 +289,10 @@ def _ray() -> Any:
 
 
 def _join(ray: Any, pool: Pool) -> None:
-    quiet = {"log_to_driver": False, "logging_level": "ERROR", "include_dashboard": False}
+    start = {"address": "local", "_node_ip_address": "127.0.0.1", "include_dashboard": False}
+    where = {"address": pool.address} if pool.address else start
     try:
-        if pool.address:
-            ray.init(address=pool.address, **{k: v for k, v in quiet.items() if k != "include_dashboard"})
-        else:
-            ray.init(address="local", _node_ip_address="127.0.0.1", **quiet)
+        ray.init(**where, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
         raise InputError(
             f"There is no Ray cluster at {pool.address or 'this machine'} ({error}). Start one with ray start --head, "
