@@ -75,20 +75,25 @@ def write_multiclass_report(rows: Sequence[dict[str, Any]], table: Table, folder
     """Write ``table.md`` and ``table.csv``; returns the Markdown."""
     columns = [name.removesuffix(", difference") for name in rows[0] if name in (*COLUMNS, *TWO_COLUMNS)]
     head = ["method", *(cell for name in columns for cell in (name, "paper", "diff.", "against the base loss"))]
-    lines = [head, ["---"] * len(head)]
+    lines, several = [head, ["---"] * len(head)], rows[0]["models"] > 1
     for row in rows:
         cells = [row["name"]]
         for name in columns:
             printed = row.get(f"{name}, paper")
-            cells += [f"{row[name]:.1f} ± {row[f'{name}, SD']:.1f}"]
+            cells.append(f"{row[name]:.1f}" + (f" ± {row[f'{name}, SD']:.1f}" if several else ""))
             cells += ["-", "-"] if printed is None else [f"{printed:g}", f"{row[name] - printed:+.1f}"]
             gain = [row.get(f"{name}, difference{end}") for end in ("", " low", " high")]
-            cells.append("-" if gain[0] is None else f"{gain[0]:+.1f} [{gain[1]:+.1f}, {gain[2]:+.1f}]")
+            interval = f" [{gain[1]:+.1f}, {gain[2]:+.1f}]" if several else ""
+            cells.append("-" if gain[0] is None else f"{gain[0]:+.1f}{interval}")
         lines.append(cells)
-    text = (
-        f"# {table.name}, protocol `{table.protocol}`\n\nPercent; mean ± SD over {rows[0]['models']} trainings. Paper: "
-        f"{table.source}. Last column of each: paired difference, 95 % by Student's t over splits.\n\n"
-    )
+    over, paired = "one training each", "difference; nothing says how much of it is chance, but the null row"
+    if several:
+        over, paired = (
+            f"mean ± SD over {rows[0]['models']} trainings",
+            "paired difference, 95 % by Student's t over splits",
+        )
+    text = f"# {table.name}, protocol `{table.protocol}`\n\nPercent; {over}. Paper: {table.source}. "
+    text += f"Last column of each: {paired}.\n\n"
     text += "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
     write_bytes(folder / "table.md", text.encode())
     names = list(dict.fromkeys(name for row in rows for name in row))

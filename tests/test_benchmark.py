@@ -294,6 +294,10 @@ def test_a_long_tailed_table(tmp_path: Path) -> None:
     assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
     assert (tmp_path / "table.md").read_text() == text
     assert (tmp_path / "table.csv").read_text().startswith("method,name,models,error @ 80 % TPR,")
+    one = write_multiclass_report(to_rows(table, results, ["ce", "alm1_ce"], 1), table, tmp_path)
+    assert "one training each" in one
+    assert "nan" not in one
+    assert f"| {accuracy[1][0]:.1f} | 70.9 | {accuracy[1][0] - 70.9:+.1f} | {gain[0]:+.1f} |" in one
 
 
 def test_a_long_tailed_table_without_its_baseline_is_refused() -> None:
