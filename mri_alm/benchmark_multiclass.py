@@ -83,8 +83,8 @@ def write_multiclass_report(rows: Sequence[dict[str, Any]], table: Table, folder
             cells.append(f"{row[name]:.1f}" + (f" ± {row[f'{name}, SD']:.1f}" if several else ""))
             cells += ["-", "-"] if printed is None else [f"{printed:g}", f"{row[name] - printed:+.1f}"]
             gain = [row.get(f"{name}, difference{end}") for end in ("", " low", " high")]
-            interval = f" [{gain[1]:+.1f}, {gain[2]:+.1f}]" if several else ""
-            cells.append("-" if gain[0] is None else f"{gain[0]:+.1f}{interval}")
+            cell = "-" if gain[0] is None else f"{gain[0]:+.1f}"
+            cells.append(f"{cell} [{gain[1]:+.1f}, {gain[2]:+.1f}]" if several and gain[0] is not None else cell)
         lines.append(cells)
     over, paired = "one training each", "difference; nothing says how much of it is chance, but the null row"
     if several:
