@@ -31,18 +31,20 @@ def complete(path: Path, *, previous: Path | None = None) -> Iterator[Path]:
     with told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".part-", dir=path.parent))
-    part = scratch / path.name
+    part, replaced = scratch / path.name, scratch / ".replaced"
     try:
         yield part
         with told(path):
             _flush(part)
             if part.is_dir() and path.is_dir():
-                path.replace(scratch / ".replaced")
+                path.replace(replaced)
             if previous and path.exists():
                 path.replace(previous)
             part.replace(path)
             _flush(path.parent, whole=False)
     finally:
+        if replaced.exists() and not path.exists():  # refused or interrupted between the two renames
+            replaced.replace(path)
         shutil.rmtree(scratch, ignore_errors=True)
 
 

@@ -81,6 +81,22 @@ def test_a_folder_is_replaced_whole(tmp_path: Path, interrupted: bool) -> None:
     assert names(tmp_path) == ["study"]
 
 
+def test_a_folder_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, rename = tmp_path / "study", Path.replace
+    write_bytes(place / "old", b"1")
+
+    def refuse(source: Path, target: Path) -> Path:
+        if source.name == "study" and source.parent != tmp_path:  # the new one
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return rename(source, target)
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(InputError, match=r"Cannot write .*study: Input/output error"), complete(place) as part:
+        part.mkdir()
+    assert names(place) == ["old"]
+    assert names(tmp_path) == ["study"]
+
+
 def test_an_interrupt_leaves_the_old_file_and_no_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     write_bytes(path, b"old")
