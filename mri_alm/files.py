@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 import struct
+import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from mri_alm.cells import neutral, plain
 from mri_alm.errors import InputError
 from mri_alm.locks import only_user
 
+# Threads that read images by ITK at once crash now and then (SimpleITK issue 74): hold this around every read or write.
+ONE_IMAGE_FILE = threading.Lock()
 _NIFTI_HEADER = 352  # bytes before the voxels
 _MARK = b"sha256:"
 
@@ -116,7 +119,8 @@ def write_nifti(path: Path, image: sitk.Image) -> None:
     with told(path), complete(path) as part:
         plain = part.with_suffix("")
         try:
-            sitk.WriteImage(image, str(plain))
+            with ONE_IMAGE_FILE:
+                sitk.WriteImage(image, str(plain))
         except RuntimeError as error:  # SimpleITK's only kind
             raise OSError(errno.EIO, "the NIfTI writer failed") from error
         if plain.stat().st_size < _NIFTI_HEADER + voxels:  # ITK does not notice a full disk

@@ -9,6 +9,7 @@ import SimpleITK as sitk  # noqa: N813
 
 from mri_alm.dicom_file import silence_readers
 from mri_alm.errors import StudyError, memory_ran_out
+from mri_alm.files import ONE_IMAGE_FILE
 from mri_alm.volume import MAX_VOXELS, SPACING_MM
 
 MAX_SERIES_VOXELS = 4 * MAX_VOXELS  # all volumes of a 4D file
@@ -53,9 +54,10 @@ def read_image(path: Path, name: str, *, mask: bool = False) -> sitk.Image:
     reader.SetFileName(str(path))
     reader.SetOutputPixelType(sitk.sitkFloat32)
     try:
-        reader.ReadImageInformation()
-        _check_claim(reader, path, name)
-        image = reader.Execute()
+        with ONE_IMAGE_FILE:
+            reader.ReadImageInformation()
+            _check_claim(reader, path, name)
+            image = reader.Execute()
     except RuntimeError as error:  # SimpleITK's message holds the path
         raise memory_ran_out(error) or StudyError(
             "unreadable",

@@ -11,6 +11,7 @@ import numpy as np
 import SimpleITK as sitk  # noqa: N813
 
 from mri_alm.cohort_rules import CohortRules, tidy
+from mri_alm.files import ONE_IMAGE_FILE
 from mri_alm.sources import IMAGE, Source, bvals_of, stem, unusable, walk
 
 _CASE = re.compile(r"(.+?)[_.-](t2w?|adc|hbv|dwi|gland)", re.IGNORECASE)
@@ -90,7 +91,8 @@ def _role(file: Path, patterns: Mapping[str, str]) -> tuple[str, tuple[float, st
     reader = sitk.ImageFileReader()
     reader.SetFileName(str(file))
     try:
-        reader.ReadImageInformation()
+        with ONE_IMAGE_FILE:
+            reader.ReadImageInformation()
     except RuntimeError:  # its text holds the path, which may name the patient
         return "failed", (0.0, ""), "no image that can be read"
     size, table = reader.GetSize(), bvals_of(file)

@@ -2,12 +2,16 @@
 
 import gzip
 import struct
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import SimpleITK as sitk  # noqa: N813
 
 from mri_alm.errors import StudyError
+from mri_alm.files import write_nifti
 from mri_alm.image_file import read_image
 
 VOXELS = np.random.default_rng(0).uniform(0, 900, (6, 8, 10)).astype(np.float32)
@@ -77,6 +81,38 @@ def test_colour_and_text_are_refused(tmp_path):
         read_image(tmp_path / "x.mha", "t2")
     with pytest.raises(StudyError, match=r"the \.nii file is no image that can be read"):
         read_image(tmp_path / "x.nii", "t2")
+
+
+def test_threads_never_are_in_itks_files_together(tmp_path, monkeypatch):
+    """ITK's readers crash so now and then, too seldom for a test that waits for it."""
+    inside, most = 0, 0
+
+    def alone(function):
+        def call(*args):
+            nonlocal inside, most
+            inside += 1
+            most = max(most, inside)
+            time.sleep(0.01)
+            try:
+                return function(*args)
+            finally:
+                inside -= 1
+
+        return call
+
+    paths = [stored(tmp_path / f"{k}.nii.gz") for k in range(4)]
+    monkeypatch.setattr(sitk.ImageFileReader, "ReadImageInformation", alone(sitk.ImageFileReader.ReadImageInformation))
+    monkeypatch.setattr(sitk.ImageFileReader, "Execute", alone(sitk.ImageFileReader.Execute))
+    monkeypatch.setattr(sitk, "WriteImage", alone(sitk.WriteImage))
+    start = threading.Barrier(len(paths))
+
+    def read_and_write(path):
+        start.wait()
+        write_nifti(path.with_name(f"again_{path.name}"), read_image(path, "t2"))
+
+    with ThreadPoolExecutor(len(paths)) as pool:
+        list(pool.map(read_and_write, paths))
+    assert most == 1
 
 
 def test_an_absent_file_is_refused_without_its_path(tmp_path):
