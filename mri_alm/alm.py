@@ -8,18 +8,18 @@ Plain PyTorch; nothing here knows about MONAI. A training loop has three calls t
 """
 
 import math
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from mri_alm.epoch_sums import EpochSums, ratio
 from mri_alm.errors import InputError, one_of
 from mri_alm.processes import first_visits, gather, world_size
-from mri_alm.ranking import RankingConstraint, Violations
-from mri_alm.schedule import MuSchedule
+from mri_alm.ranking import RankingConstraint
+from mri_alm.schedule import MuSchedule, check_mu
 from mri_alm.scores import class_scores
-
-_SUMS = ("base_loss", "alm_term", "base_gradient", "alm_gradient", "satisfied", "constraints", "batches", "active")
 
 
 class AugmentedLagrangian(nn.Module):
@@ -72,7 +72,7 @@ class AugmentedLagrangian(nn.Module):
     negatives: Tensor
     _visits: Tensor
     _late: Tensor
-    _sums: Tensor
+    row: Tensor
 
     def __init__(
         self,
@@ -88,17 +88,19 @@ class AugmentedLagrangian(nn.Module):
     ) -> None:
         super().__init__()
         self.constraint, self.schedule = constraint or RankingConstraint(), schedule or MuSchedule()
-        _check_mu(mu)
+        check_mu(mu)
         if bank < 0 or (bank and (self.constraint.critical is not None or self.constraint.per != "positive")):
             raise InputError(f"bank must be 0 or more, and 0 unless constraints are binary per positive, got {bank}.")
+        if num_samples < 1:
+            raise InputError(f"num_samples must be 1 or more, got {num_samples}.")
         one_of("acting", acting, ("all", "last"))
         one_of("dual_update", dual_update, ("per_visit", "per_epoch"))
         self.base = base
         self.acting, self.dual_update = acting, dual_update
         self.num_samples = num_samples
         mu0 = float("nan") if mu == "auto" else float(mu)  # NaN: to be measured in the first epoch
-        slots = self.constraint.multipliers(num_samples)
-        late = slots if dual_update == "per_epoch" else 0
+        pairs = self.constraint.per == "pair"  # multipliers come with their positives, see _keys
+        slots = 0 if pairs else num_samples
         self.register_buffer("multipliers", torch.zeros(slots, dtype=torch.float64))
         self.register_buffer("mu", torch.tensor(0.0 if mu == "auto" else mu0, dtype=torch.float64))
         self.register_buffer("mu0", torch.tensor(mu0, dtype=torch.float64))
@@ -107,8 +109,9 @@ class AugmentedLagrangian(nn.Module):
         self.register_buffer("frozen", torch.tensor(False))
         self.register_buffer("negatives", torch.full((bank,), float("nan"), dtype=torch.float64))  # newest last
         self.register_buffer("_visits", torch.zeros(slots, dtype=torch.int32), persistent=False)
-        self.register_buffer("_late", torch.zeros(late, dtype=torch.float64), persistent=False)
-        self.register_buffer("_sums", torch.zeros(len(_SUMS), dtype=torch.float64), persistent=False)
+        self.register_buffer("_late", torch.zeros(slots, dtype=torch.float64), persistent=False)
+        self.register_buffer("row", torch.full((num_samples if pairs else 0,), -1), persistent=pairs)
+        self._sums = EpochSums()
         self._pending: tuple[Tensor, Tensor] | None = None
 
     def forward(self, logits: Tensor, label: Tensor, index: Tensor) -> Tensor:
@@ -131,14 +134,15 @@ class AugmentedLagrangian(nn.Module):
             logits, label, index = self._batch(logits, label, index)
             base = self.base(logits, label)
             found = self.constraint(logits, label, self._bank(logits))
-            key = self.constraint.keys(found.owner, index, self.num_samples)
+            key = self._keys(index[found.owner])
             acting = slice(-1, None) if self.acting == "last" else slice(None)
             q = found.q[acting]
             quadratic = (q * q).sum() / (2 * found.normaliser)
             term = self.mu * quadratic + (self.multipliers[key[acting]] * q).sum() / found.normaliser
             if self.training and torch.is_grad_enabled():
                 self._pending = (key, found.q.detach())
-                self._record(logits, base, quadratic if self._measuring else term, found)
+                part = quadratic if self._measuring else term
+                self._sums.add(logits, base, part, found, measuring=self._measuring)
                 self._remember(logits, label)
             return cast(Tensor, base + term.to(base.dtype))
 
@@ -173,12 +177,10 @@ class AugmentedLagrangian(nn.Module):
         Args:
             skip: The optimiser did not step (a gradient scaler found an infinity): the multipliers stay as well.
         """
-        if self._pending is None:
+        pending, self._pending = self._pending, None
+        if pending is None or skip:
             return
-        key, q = self._pending
-        self._pending = None
-        if skip:
-            return
+        key, q = pending
         finite = torch.isfinite(q).all()
         q = torch.where(finite, q, 0.0)
         if self.dual_update == "per_epoch":
@@ -202,13 +204,13 @@ class AugmentedLagrangian(nn.Module):
         if self.dual_update == "per_epoch":
             self.multipliers += self.mu * self._late / self._visits.clamp(min=1)
             self._late.zero_()
-        sums = dict(zip(_SUMS, self._sums.tolist(), strict=True))
+        sums = self._sums.take()
         seen = self.multipliers[self._visits > 0]
         report = {
-            "base_loss": _ratio(sums["base_loss"], sums["batches"]),
-            "alm_term": _ratio(sums["alm_term"], sums["batches"]),
-            "gradient_ratio": 0.0 if self._measuring else _ratio(sums["alm_gradient"], sums["base_gradient"]),
-            "satisfied": _ratio(sums["satisfied"], sums["constraints"]),
+            "base_loss": ratio(sums["base_loss"], sums["batches"]),
+            "alm_term": ratio(sums["alm_term"], sums["batches"]),
+            "gradient_ratio": 0.0 if self._measuring else ratio(sums["alm_gradient"], sums["base_gradient"]),
+            "satisfied": ratio(sums["satisfied"], sums["constraints"]),
             "lambda_mean": float(seen.mean()) if len(seen) else 0.0,
             "lambda_max": float(seen.max()) if len(seen) else 0.0,
             "mu": float(self.mu),
@@ -216,14 +218,13 @@ class AugmentedLagrangian(nn.Module):
         }
         self.epoch += 1
         if self._measuring:
-            self._set_mu0(_ratio(sums["base_gradient"], sums["alm_gradient"]) * self.schedule.auto_ratio)
+            self._set_mu0(ratio(sums["base_gradient"], sums["alm_gradient"]) * self.schedule.auto_ratio)
         else:
             self._grow(metric)
         if not math.isnan(metric):
             self.previous_metric.fill_(metric)
-        self._sums.zero_()
         self._visits.zero_()
-        return report | {"mu_next": float(self.mu)}
+        return {**report, "mu_next": float(self.mu)}
 
     def _grow(self, metric: float) -> None:
         if self.schedule.stop_at_one and metric >= 1:
@@ -258,6 +259,30 @@ class AugmentedLagrangian(nn.Module):
         rows = first_visits(index)
         return logits[rows], label[rows], index[rows]
 
+    def _keys(self, owner: Tensor) -> Tensor:
+        """Which multiplier ``(K,)`` belongs to each constraint, given its owner's index ``(K,)``, or both of a pair.
+
+        A positive gets its row of pairs when it is first met: most samples are negatives, and would have empty ones.
+        """
+        if self.constraint.per != "pair":
+            return owner
+        positive, negative = owner.unbind(1)
+        new = torch.unique(positive[self.row[positive] < 0])
+        rows = len(self.multipliers) // self.num_samples
+        if len(new):
+            self.row[new] = torch.arange(rows, rows + len(new), device=new.device)
+            self._resize((rows + len(new)) * self.num_samples)
+        return self.row[positive] * self.num_samples + negative
+
+    def _resize(self, slots: int) -> None:
+        for name in ("multipliers", "_visits", "_late"):
+            setattr(self, name, functional.pad(getattr(self, name), (0, slots - len(getattr(self, name)))))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        if self.constraint.per == "pair":
+            self._resize(len(state_dict.get(f"{prefix}multipliers", self.multipliers)))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
     def _bank(self, logits: Tensor) -> Tensor | None:
         return self.negatives[~self.negatives.isnan()].to(logits.dtype) if len(self.negatives) else None
 
@@ -268,30 +293,7 @@ class AugmentedLagrangian(nn.Module):
             new = class_scores(logits, self.constraint.score, scale=self.constraint.scale)[label == 0].double()
             self.negatives.copy_(torch.cat([self.negatives, new])[-len(self.negatives) :])
 
-    def _record(self, logits: Tensor, base: Tensor, term: Tensor, found: Violations) -> None:
-        """Add one batch to the epoch's sums; gradients are taken on the logits, so this costs next to nothing."""
-        norms = torch.zeros(2, dtype=torch.float64, device=logits.device)
-        if found.active and logits.requires_grad:
-            gradients = [torch.autograd.grad(part, logits, retain_graph=True)[0] for part in (base, term)]
-            norms = torch.stack([gradient.double().norm() for gradient in gradients])
-        values = torch.stack([base.detach().double(), torch.zeros_like(term) if self._measuring else term.detach()])
-        counts = [float(len(found.q)) * found.active, 1.0, float(found.active)]
-        satisfied = ((found.q == 0).sum() * found.active).double().view(1)
-        self._sums += torch.cat(
-            [values, norms, satisfied, torch.tensor(counts, dtype=torch.float64, device=logits.device)]
-        )
-
-
-def _check_mu(mu: float | str) -> None:
-    if mu != "auto" and not (not isinstance(mu, str) and 0 <= mu < float("inf")):
-        shown = f'"{mu}"' if isinstance(mu, str) else mu
-        raise InputError(f'mu0 must be a number >= 0 or "auto", got {shown}. Zero trains the base loss alone.')
-
 
 def _plain(tensor: Tensor) -> Tensor:
     """Without MONAI's metadata, which would slow every operation down."""
     return cast(Tensor, tensor.as_tensor() if hasattr(tensor, "as_tensor") else tensor)
-
-
-def _ratio(numerator: float, denominator: float) -> float:
-    return numerator / denominator if denominator else 0.0

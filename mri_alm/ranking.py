@@ -11,8 +11,6 @@ from mri_alm.constraint import mirrored_violation, multiclass_violation, pair_vi
 from mri_alm.errors import InputError, one_of
 from mri_alm.scores import ScoreKind, class_scores
 
-_MOST_PAIRED = 20_000  # samples, with a multiplier for every two: 3.2 GB
-
 
 @dataclass(frozen=True)
 class Violations:
@@ -46,7 +44,7 @@ class RankingConstraint:
         kind: 1 or 2, the paper's two multi-class constraints.
         between_critical: Also compare critical classes with one another (multi-class; not in the paper).
         per: Who owns a constraint: every ``"positive"`` (the method), every ``"negative"`` or every ``"pair"`` (section
-            3.2's comparison, binary only; pairs need a multiplier for every two samples of the cohort).
+            3.2's comparison, binary only).
         scale: LDAM's factor on its cosines; 1 for all other losses.
 
     Raises:
@@ -111,23 +109,6 @@ class RankingConstraint:
         if self.normalisation == "paper":
             return Violations(q, owner, max(pairs, 1), active)
         return Violations(q / max(pairs // max(owners, 1), 1), owner, max(owners, 1), active)
-
-    def multipliers(self, num_samples: int) -> int:
-        """How many constraints a cohort can have.
-
-        Raises:
-            InputError: If there are too many, or no samples.
-        """
-        if num_samples < 1:
-            raise InputError(f"num_samples must be 1 or more, got {num_samples}.")
-        if self.per == "pair" and num_samples > _MOST_PAIRED:
-            raise InputError(f"Constraints per pair are for {_MOST_PAIRED} samples at most, got {num_samples}.")
-        return num_samples**2 if self.per == "pair" else num_samples
-
-    def keys(self, owner: Tensor, index: Tensor, num_samples: int) -> Tensor:
-        """Which multiplier ``(K,)`` belongs to each constraint, given the samples' permanent indices ``(B,)``."""
-        key = index[owner]
-        return key[:, 0] * num_samples + key[:, 1] if self.per == "pair" else key
 
     def _owner(self, positive: Tensor) -> Tensor:
         rows = torch.nonzero(positive).squeeze(1)

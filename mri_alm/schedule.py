@@ -124,3 +124,14 @@ def preset(name: str) -> Preset:
     if name not in PRESETS:
         raise InputError(f'There is no preset "{name}". Choose one of: {", ".join(PRESETS)}.')
     return PRESETS[name]
+
+
+def check_mu(mu: float | str) -> None:
+    """Refuse what is no mu0.
+
+    Raises:
+        InputError: Unless it is finite and >= 0, or ``"auto"``.
+    """
+    if mu != "auto" and not (not isinstance(mu, str) and 0 <= mu < float("inf")):
+        shown = f'"{mu}"' if isinstance(mu, str) else mu
+        raise InputError(f'mu0 must be a number >= 0 or "auto", got {shown}. Zero trains the base loss alone.')

@@ -48,11 +48,12 @@ def test_every_config_has_what_monai_asks_for_and_runs_an_epoch(config: str, dat
     assert content["epochs"][0]["alm_term"] > 0
 
 
+@pytest.mark.parametrize("per", ["positive", "pair"])
 def test_a_run_that_is_cut_off_goes_on_to_the_same_end(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, per: str
 ) -> None:
     """Four epochs straight equal two, a crash, and two more: weights, multipliers, mu and augmentation."""
-    settings = {"mu0": 1e-2, "rho": 3.0, "mu_start_epoch": 1, "max_epochs": 4}
+    settings = {"mu0": 1e-2, "rho": 3.0, "mu_start_epoch": 1, "max_epochs": 4, "constraint_per": per}
     straight = train("cifar10_binary", data, tmp_path / "a", **settings)
     write = EpochEnd._write
 
