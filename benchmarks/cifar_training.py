@@ -20,6 +20,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 from torch.utils.flop_counter import FlopCounterMode
 
 from mri_alm import AugmentedLagrangian
+from mri_alm.batches import StratifiedBatchSampler
 from mri_alm.cifar_batches import STATISTICS, BatchLoader, CropFlip, ImagePart
 from mri_alm.cifar_sets import ImageSet, binary_set
 from mri_alm.losses import BinaryCrossEntropy
@@ -49,7 +50,16 @@ def synchronise() -> None:
         torch.cuda.synchronize()
 
 
-def ours(images: ImageSet, width: float, epochs: int, device: torch.device, compiled: bool) -> Times:
+def batches_of(images: ImageSet, positives: int) -> list[list[int]]:
+    """An epoch's batches, as they come or with so many positives in each."""
+    if positives:
+        return list(StratifiedBatchSampler(images.labels(0), BATCH, positives))
+    return list(BatchSampler(RandomSampler(range(len(images.labels(0)))), BATCH, drop_last=False))
+
+
+def ours(
+    images: ImageSet, plan: list[list[int]], width: float, epochs: int, device: torch.device, compiled: bool
+) -> Times:
     times = Times()
     network = resnet10(width).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     run = torch.compile(network) if compiled else network
@@ -59,7 +69,7 @@ def ours(images: ImageSet, width: float, epochs: int, device: torch.device, comp
     transform.set_random_state(seed=0)
     training = ImagePart(images, "training", 0, device=device, transform=transform)
     validation = ImagePart(images, "validation", 0, device=device)
-    loader = BatchLoader(training, BatchSampler(RandomSampler(training), BATCH, drop_last=compiled))
+    loader = BatchLoader(training, plan)
     if compiled:
         run(training.batch(range(BATCH))["image"]).mean().backward()  # not timed
     for _ in range(epochs):
@@ -107,11 +117,11 @@ class OneByOne(Dataset[tuple[Tensor, int, int]]):
         return (image.float() / 255 - self.mean) / self.deviation, int(self.images.label[row]), row
 
 
-def naive(images: ImageSet, width: float, epochs: int, device: torch.device) -> Times:
+def naive(images: ImageSet, plan: list[list[int]], width: float, epochs: int, device: torch.device) -> Times:
     times = Times()
     network = resnet10(width).to(device)
     optimizer = torch.optim.Adam(network.parameters())
-    training = DataLoader(OneByOne(images, "training", augment=True), BATCH, shuffle=True)
+    training = DataLoader(OneByOne(images, "training", augment=True), batch_sampler=plan)
     validation = DataLoader(OneByOne(images, "validation", augment=False), 1)
     multipliers, mu = dict.fromkeys(images.rows("training", 0).tolist(), 0.0), MU
     for _ in range(epochs):
@@ -204,6 +214,7 @@ def main() -> None:
     parser.add_argument("--width", type=float, default=0.125)
     parser.add_argument("--ratio", type=float, default=100)
     parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--positives", type=int, default=0, help="positives in every batch (default: as they come)")
     parser.add_argument("--compile", action="store_true", help="also ours with torch.compile")
     parser.add_argument("--members", type=int, default=5, help="networks whose gradients are batched (torch.func)")
     arguments = parser.parse_args()
@@ -217,15 +228,16 @@ def main() -> None:
         validation=100,
         splits=1,
     )
-    count = len(images.rows("training", 0)) * arguments.epochs
+    plan = batches_of(images, arguments.positives)[:-1]  # whole batches: torch.compile would compile the last one again
+    count = BATCH * len(plan) * arguments.epochs
     peak, flops = matmul_peak(device), step_flops(arguments.width)
     print(f"torch {torch.__version__}, {device}, {torch.get_num_threads()} threads, width {arguments.width}, "
           f"{count} images, matmul peak {peak / 1e9:.0f} GFLOP/s")  # fmt: skip
     rates = {}
     for name in ("naive", "ours", *(["compiled"] if arguments.compile else [])):
         torch.manual_seed(0)
-        run = naive(images, arguments.width, arguments.epochs, device) if name == "naive" else ours(
-            images, arguments.width, arguments.epochs, device, name == "compiled")  # fmt: skip
+        common = images, plan, arguments.width, arguments.epochs, device
+        run = naive(*common) if name == "naive" else ours(*common, compiled=name == "compiled")
         total = sum(run.seconds.values())
         rates[name] = count / total
         split = "  ".join(f"{part} {100 * seconds / total:.1f} %" for part, seconds in run.seconds.items())
