@@ -21,7 +21,7 @@ from mri_alm.cells import neutral, plain
 from mri_alm.errors import InputError
 from mri_alm.locks import only_user
 
-# Threads that read images by ITK at once crash now and then (SimpleITK issue 74): hold this around every read or write.
+# Threads that read images by ITK at once crash now and then (SimpleITK issue 74): hold this where threads do.
 ONE_IMAGE_FILE = threading.Lock()
 _NIFTI_HEADER = 352  # bytes before the voxels
 _MARK = b"sha256:"
