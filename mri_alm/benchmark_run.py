@@ -12,6 +12,7 @@ from monai.bundle import ConfigWorkflow
 
 from mri_alm.benchmark_plan import Table, Training, described
 from mri_alm.files import write_bytes
+from mri_alm.locks import InUseError, only_user
 from mri_alm.tasks import Outcome, Pool, run_tasks
 
 logger = logging.getLogger("mri_alm.benchmark")
@@ -21,6 +22,8 @@ def train_missing(
     table: Table, trainings: Sequence[Training], *, data: Path, runs: Path, results: Path, pool: Pool
 ) -> int:
     """Train every model whose result file is not there yet; after each, say how long the rest will take.
+
+    Several processes may do so with one results folder, on several machines: each model is trained by one of them.
 
     Args:
         table: What is trained.
@@ -41,10 +44,15 @@ def train_missing(
                 len(trainings) - len(waiting), len(trainings))  # fmt: skip
     start = time.monotonic()
     failed: list[Outcome] = []
+    elsewhere = 0
     task = partial(_train_and_keep, table, data=data, runs=runs, results=results)
     for number, outcome in enumerate(run_tasks(task, waiting, pool), 1):
         training = outcome.item
         name = f"{training.method.key} split {training.split} seed {training.seed}"
+        if isinstance(outcome.error, InUseError):
+            logger.info("%s: another process is at it.", name)
+            elsewhere += 1
+            continue
         if outcome.error:
             logger.error("%s failed: %s", name, outcome.error)
             failed.append(outcome)
@@ -54,16 +62,20 @@ def train_missing(
         logger.info("%s: best epoch %d, validation %.3f, %s; %d models left, about %s",
                     name, outcome.result["epoch"], outcome.result["auc"], duration(spent / number),
                     len(waiting) - number, duration(left))  # fmt: skip
+    if elsewhere:
+        logger.warning("%d models were left to other processes: start this again when those have ended.", elsewhere)
     for outcome in sorted(failed, key=lambda one: not one.trace):  # a bug shows its traceback
         outcome.get()
-    return len(waiting)
+    return len(waiting) - elsewhere
 
 
 def _train_and_keep(table: Table, training: Training, *, data: Path, runs: Path, results: Path) -> dict[str, float]:
-    """One model and its result file; gives its best epoch."""
-    result = train_one(table, training, data, runs)
-    write_bytes(table.result(results, training), compact(described(table, training, result)))
-    best: dict[str, float] = result["best"]
+    """One model and its result file, unless another process has written it meanwhile; gives its best epoch."""
+    path = table.result(results, training)
+    with only_user(path.with_suffix(".lock")):
+        if not path.exists():
+            write_bytes(path, compact(described(table, training, train_one(table, training, data, runs))))
+    best: dict[str, float] = json.loads(path.read_text("utf-8"))["best"]
     return best
 
 

@@ -20,6 +20,10 @@ _UNSUPPORTED = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 _TRIES = 1000  # far more than other processes can be in the way; then the folder cannot be made
 
 
+class InUseError(InputError):
+    """Another process holds the lock."""
+
+
 @contextlib.contextmanager
 def only_user(path: Path, *, wait: bool = False) -> Iterator[None]:
     """Hold a lock file; nothing of it stays, and a folder made for it alone goes too.
@@ -32,7 +36,8 @@ def only_user(path: Path, *, wait: bool = False) -> Iterator[None]:
         wait: Wait for the holder instead of refusing.
 
     Raises:
-        InputError: If another process holds it, with who and since when; or if the file cannot be written.
+        InUseError: If another process holds it, with who and since when.
+        InputError: If the file cannot be written.
     """
     made = not path.parent.exists()
     file = _hold(path, wait)
@@ -78,7 +83,7 @@ def _lock(file: IO[str], path: Path, wait: bool) -> None:
         file.seek(0)
         holder = file.read() or "another process"
         if not wait:
-            raise InputError(
+            raise InUseError(
                 f"{path.parent} is in use by {holder} (lock {path.name}). Wait until it ends, end it, or choose "
                 "another folder; the lock goes with its process, there is nothing to delete."
             ) from None

@@ -1,5 +1,7 @@
 import json
 import logging
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from mri_alm.benchmark_report import make_report, to_markdown, write_report
 from mri_alm.benchmark_run import duration, train_missing
 from mri_alm.cifar_job import scores_to_keep
 from mri_alm.errors import InputError
+from mri_alm.locks import only_user
 from mri_alm.tasks import Pool
 
 TABLES = Path(__file__).parents[1] / "pipelines" / "benchmark_tables.json"
@@ -174,6 +177,29 @@ def test_missing_models_are_trained_and_only_those(
     assert len(results) == 6
     assert results["bce", 0, 0]["guard"] == results["bce", 1, 0]["guard"] == results["alm_bce", 0, 0]["guard"]
     assert results["bce", 0, 0]["test"]["score"] != results["bce", 1, 0]["test"]["score"]
+
+
+def test_processes_share_the_models_of_a_table(
+    tables: Path, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = Table(tables, "cifar10_binary_100", "tiny")
+    plan = table.trainings(["bce"], 1)
+    results = tmp_path / "results"
+    train_here = partial(train_missing, table, plan, data=data, results=results, pool=Pool())
+    with only_user(table.result(results, plan[0]).with_suffix(".lock")):
+        assert train_here(runs=tmp_path / "runs") == 1
+    assert "1 models were left to other processes" in caplog.text
+    assert [table.result(results, job).exists() for job in plan] == [False, True]
+    second = [
+        get_context("spawn").Process(target=train_here, kwargs={"runs": tmp_path / f"runs_{k}"}) for k in range(2)
+    ]
+    for process in second:
+        process.start()
+    for process in second:
+        process.join()
+    assert [process.exitcode for process in second] == [0, 0]
+    assert sum(len(list((tmp_path / f"runs_{k}").rglob("model.pt"))) for k in range(2)) == 1
+    assert table.result(results, plan[0]).exists()
 
 
 def test_the_program_trains_and_prints_a_table(
