@@ -31,9 +31,9 @@ class AugmentedLagrangian(nn.Module):
     the schedule's memory are buffers: they are saved, loaded and moved with the module. A batch without positives or
     without negatives adds an exact zero, moves no multiplier, and is counted.
 
-    Under ``torch.distributed`` every process calls it on its own share of the batch; the shares are gathered, samples
-    that came twice are counted once, and every process computes the whole objective and moves all multipliers alike.
-    With gradients averaged over the processes (``DistributedDataParallel``) this is what one process would do.
+    Under ``torch.distributed`` every process calls it on its own share of the batch; the shares are gathered, what two
+    processes have alike is counted once, and all compute the whole objective and move all multipliers alike. With
+    gradients averaged over the processes (``DistributedDataParallel``) this is what one process would do.
 
     Under mixed precision the scores enter in float32 and outside autocast.
 
@@ -193,7 +193,8 @@ class AugmentedLagrangian(nn.Module):
         """Close an epoch: report what the constraint did, then let mu follow the validation metric.
 
         Args:
-            metric: Validation metric, larger is better (the paper: AUC). NaN leaves mu and the schedule's memory alone.
+            metric: Validation metric, larger is better (the paper: AUC). NaN lets mu rest; ``mu="auto"`` is still
+                measured after the first epoch.
 
         Returns:
             ``base_loss`` and ``alm_term`` (mean over batches), ``gradient_ratio`` (norm of the ALM term's gradient

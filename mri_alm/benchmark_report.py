@@ -19,6 +19,8 @@ NULL = "null"
 _AGAINST = (
     "Constrained rows against the same loss alone, other losses against the baseline, each time ensembles of equally "
     "many models on the same splits. Brackets: 95 % over splits, seeds and test images (too narrow with few splits). "
+    "A value is of the first training of each model; the bracket also draws the baseline's second, so it need not lie "
+    "around the value. "
     "DeLong's p takes the models as given (Holm within constrained rows and within losses). The **null** row is the "
     "baseline with other training seeds against itself. Last column: splits at which a gain in mean AUC of the size "
     "seen would be found in 80 % of tries."
@@ -180,7 +182,7 @@ def _compared(report: Report, key: str) -> list[str]:
         name, *(_percent(*part, sign="+") for part in parts), f"{found.delong.p_value:.2g}",
         f"{report.holm[key]:.2g}" if key in report.holm else "-",
         f"{100 * found.gain:+.1f} ± {100 * found.gain_deviation:.1f}",
-        "-" if key == NULL or not np.isfinite(settle) else f"{max(np.ceil(settle), 2):.0f}",
+        "-" if key == NULL or not np.isfinite(settle) else f"{settle:.0f}",
     ]  # fmt: skip
 
 

@@ -15,7 +15,10 @@ LAYOUTS = ("dicom", "table", "picai", "nnunet", "named")
 ROLES = ("t2", "dwi", "calculated", "adc")
 # Role of an image file by its name (and, beside dcm2niix output, its series' description); the first that fits.
 FILE_ROLES = {
-    "ignored": r"local|scout|survey|mask|label|seg|anatomy|tumou?r|lesion|empty|\b(loc|sag|cor|fa|t1|pd)\b",
+    "ignored": (
+        r"local|scout|survey|mask|label|seg|anatomy|tumou?r|lesion|empty|exponential|\be[ -]?adc|"
+        r"\b(loc|sag|cor|fa|t1|pd)\b"
+    ),
     "gland": r"gland|whole.?prostate",
     "adc": r"adc|apparent.diffusion",
     "hbv": r"hbv|high.?b|calc|synth|comput",

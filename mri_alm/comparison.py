@@ -5,11 +5,13 @@ take the trained models as given and so call that difference a gain; the hierarc
 seeds again as well. Scores are logits of the critical class; a gain in AUC is positive, a gain in FPR negative.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from mri_alm.errors import InputError
 from mri_alm.metrics import auc, fpr_at_tpr
@@ -85,7 +87,21 @@ class Comparison:
     @property
     def splits_to_settle(self) -> float:
         """Splits at which a paired test of single models' AUCs (5 % two-sided) finds a gain of this size in 80 %."""
-        return float((2.8 * self.gain_deviation / self.gain) ** 2) if self.gain else float("inf")
+        if not self.gain or np.isnan(self.gain_deviation):
+            return math.inf
+        effect = abs(self.gain) / self.gain_deviation if self.gain_deviation else math.inf
+        splits = max(2, math.floor((2.8 / effect) ** 2))  # enough, were the deviation known
+        while splits < 1000 and _power(splits, effect) < 0.8:
+            splits += 1
+        return splits
+
+
+def _power(splits: int, effect: float) -> float:
+    """Of a paired t test, 5 % two-sided, of differences whose mean is ``effect`` times their standard deviation."""
+    if math.isinf(effect):
+        return 1.0
+    critical = stats.t.ppf(0.975, splits - 1)
+    return float(stats.nct.sf(critical, splits - 1, effect * math.sqrt(splits)))
 
 
 def figures(tpr: Sequence[float]) -> Metric:

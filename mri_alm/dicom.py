@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ class Study:
 
 def study_key(uid: str, salt: str) -> str:
     """Pseudonym of a study: 16 hexadecimal digits that only the holder of ``salt`` can recompute from the UID."""
-    return hmac.new(salt.encode(), uid.encode(), hashlib.sha256).hexdigest()[:16]
+    return hmac.new(salt.encode(), os.fsencode(uid), hashlib.sha256).hexdigest()[:16]
 
 
 def read_study(files: StudyFiles, *, rules: Path | Sequence[dict[str, Any]] | None = None) -> Study:
@@ -111,7 +112,9 @@ def read_series(folder: Path) -> dict[float | None, sitk.Image]:
     if len(series) != 1:
         for study in studies[:1]:
             _refuse_empty(study)
-        raise StudyError("several_series", f"The folder holds {len(series)} series or echoes; give the folder of one.")
+        raise StudyError(
+            "several_series", f"The folder holds {len(series)} series, echoes or kinds of map; give the folder of one."
+        )
     one = series[0]
     if one.role == "unsupported":
         raise StudyError("mosaic", f"{series_name(one)}: {one.reason}. Export one image per slice.")

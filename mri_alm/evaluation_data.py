@@ -1,5 +1,7 @@
 """Scores and truth side by side: every study once in every file, or a sentence on what does not fit."""
 
+import json
+import logging
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -12,6 +14,8 @@ from numpy.typing import NDArray
 from mri_alm.errors import InputError
 from mri_alm.files import read_table, sha256
 from mri_alm.threshold import one_score_per_patient
+
+logger = logging.getLogger("mri_alm")
 
 Row = dict[str, str]
 
@@ -137,19 +141,38 @@ def read_calibration(
         scores: CSV with columns study and score, of a cohort that the model never saw.
         labels: CSV with columns study and label; with a column patient, a patient counts once.
         trained_on: Studies the model was trained on.
-        apart_from: Patients that must not be in it: those trained on, those the threshold is tried on.
+        apart_from: Patients and studies that must not be in it: those trained on, those the threshold is tried on.
 
     Raises:
         InputError: See :func:`read_labelled_scores`; or a patient is among those that must not be.
     """
     found = read_labelled_scores({"calibration": scores}, labels, trained_on=trained_on)
-    patients = found.columns.get("patient", found.studies)
-    if known := {*patients} & {*apart_from}:
+    patients = patients_of(found)
+    if known := {*patients, *found.studies} & {*apart_from}:
         raise InputError(
-            f"{len(known)} calibration patients were trained on, or are evaluated too (such as {min(known)}): a "
-            "guarantee needs others. If they only share a name, rename them."
+            f"{len(known)} calibration patients or studies were trained on, or are evaluated too (such as "
+            f"{min(known)}): a guarantee needs others. If they only share a name, rename them."
         )
     return one_score_per_patient(patients, found.label, found.models[0].score)
+
+
+def patients_of(data: LabelledScores) -> list[str]:
+    """Whose study each is; where nothing says it, the study stands for its patient."""
+    return [
+        patient or study for patient, study in zip(data.columns.get("patient", data.studies), data.studies, strict=True)
+    ]
+
+
+def refuse_another_model(path: Path, run: Path, checkpoints: Mapping[str, str]) -> None:
+    """Compare the digests that stand beside scores; where there are none nobody can tell, and that is said."""
+    for name, key in (("report.json", "model"), ("threshold.json", "checkpoints")):
+        if (path.parent / name).is_file():
+            found = json.loads((path.parent / name).read_text("utf-8")).get(key)
+            digests = found.get("checkpoints_sha256") if name == "report.json" and found else found
+            if digests != checkpoints:
+                raise InputError(f"{path} holds scores of another model. Score the calibration cohort with {run}.")
+            return
+    logger.warning("Calibration: nothing beside %s tells which model gave its scores; it must be %s.", path, run)
 
 
 def _by_study(path: Path, required: Collection[str]) -> dict[str, Row]:

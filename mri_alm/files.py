@@ -204,3 +204,12 @@ def secret_of(folder: Path) -> str:
 def sha256(path: Path) -> str:
     """SHA-256 of a file's content, as 64 hexadecimal digits."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def in_utf8(path: Path) -> bool:
+    """Whether a path is text: ITK ends the process over one that is not."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True

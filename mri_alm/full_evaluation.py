@@ -5,7 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mri_alm.evaluation import Comparison, Performance, Subgroup, compare, group_columns, measure, subgroups
-from mri_alm.evaluation_data import LabelledScores, read_calibration, read_labelled_scores
+from mri_alm.evaluation_data import (
+    LabelledScores,
+    patients_of,
+    read_calibration,
+    read_labelled_scores,
+    refuse_another_model,
+)
 from mri_alm.run_record import RunRecord, read_run
 from mri_alm.threshold import minimum_positives
 from mri_alm.trade_off import Step, trade_off
@@ -101,9 +107,12 @@ def evaluate(
         positives = int(record.held_out[0].sum())
         trade_offs.insert(0, TradeOff("held_out", positives, min(record.point.rank, len(steps) - 1), steps))
     if calibration:
-        patients = {*data.columns.get("patient", data.studies)}
-        trained = record.trained if record else ()
-        rows = read_calibration(*calibration, trained_on=trained, apart_from=patients)
+        apart: set[str] = {*patients_of(data), *data.studies}
+        trained: Sequence[str] = ()
+        if run and record:
+            refuse_another_model(calibration[0], run, record.checkpoints)
+            apart, trained = apart | record.patients, list(record.trained)
+        rows = read_calibration(*calibration, trained_on=trained, apart_from=apart)
         steps = tuple(trade_off(data.label, first.score, rows))
         shipped = next((i for i, step in enumerate(steps) if step.threshold == first.threshold), 1)
         trade_offs.insert(0, TradeOff("calibration", int(rows[0].sum()), shipped, steps))

@@ -73,16 +73,16 @@ def find_studies(root: Path, *, keep: int | None = None) -> list[StudyFiles]:
     files = sorted(walk(root))
     studies: dict[str, StudyFiles] = {}
     strays: list[_File] = []
-    seen: set[str] = set()
+    seen: set[tuple[str, str]] = set()
     for file in _read_all(files, len(files) if keep is None else keep):
         if file.reason:
             strays.append(file)
             continue
         study = studies.setdefault(file.study, StudyFiles(file.study))
-        if file.instance in seen:
+        if (file.study, file.instance) in seen:
             study.ignored[file.path] = "copy of an image already seen"
             continue
-        seen.add(file.instance)
+        seen.add((file.study, file.instance))
         study.files.append(file.path)
         if file.header:
             study.headers.append(file.header)
@@ -160,6 +160,8 @@ def _read(path: Path, keep: bool) -> _File:
     if header is None:
         return _File(path, reason, failed)
     study, instance = str(header.get("StudyInstanceUID") or ""), str(header.get("SOPInstanceUID") or path)
+    if not study:  # an empty one would make one study of the exams of all patients
+        return _File(path, "no StudyInstanceUID says which exam it is of; restore it", failed=True)
     return _File(path, study=study, instance=instance, header=header if keep else None)
 
 

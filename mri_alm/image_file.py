@@ -9,7 +9,7 @@ import SimpleITK as sitk  # noqa: N813
 
 from mri_alm.dicom_file import silence_readers
 from mri_alm.errors import StudyError, memory_ran_out
-from mri_alm.files import ONE_IMAGE_FILE
+from mri_alm.files import ONE_IMAGE_FILE, in_utf8
 from mri_alm.volume import MAX_VOXELS, SPACING_MM
 
 MAX_SERIES_VOXELS = 4 * MAX_VOXELS  # all volumes of a 4D file
@@ -48,6 +48,8 @@ def read_image(path: Path, name: str, *, mask: bool = False) -> sitk.Image:
             value.
     """
     silence_readers()
+    if not in_utf8(path):  # ITK ends the process over it
+        raise StudyError("unreadable", f"Column {name}: a name in its path is not in UTF-8. Rename it.")
     _check_place(path, name)
     reader = sitk.ImageFileReader()
     reader.SetImageIO(FORMATS.get(path.suffix.lower(), "NiftiImageIO"))
@@ -61,7 +63,7 @@ def read_image(path: Path, name: str, *, mask: bool = False) -> sitk.Image:
     except RuntimeError as error:  # SimpleITK's message holds the path
         raise memory_ran_out(error) or StudyError(
             "unreadable",
-            f"Column {name}: the {path.suffix or 'file'} file is no image that can be read. Export it again.",
+            f"Column {name}: {_kind(path)} is no image that can be read. Export it again.",
         ) from None
     voxels = sitk.GetArrayFromImage(image)
     finite = np.isfinite(voxels)
@@ -72,6 +74,14 @@ def read_image(path: Path, name: str, *, mask: bool = False) -> sitk.Image:
     clean = sitk.GetImageFromArray(np.where(finite, voxels, np.float32(0)), isVector=False)
     clean.CopyInformation(image)
     return clean
+
+
+def _kind(path: Path) -> str:
+    """A file by its format; any other ending may be part of a patient's name."""
+    known = path.suffix.lower() in (*FORMATS, ".nii", ".gz")
+    return (
+        f"the {path.suffix.lower()} file" if known else "a file that is no NIfTI, MHA or NRRD (of DICOM give a folder)"
+    )
 
 
 def voxels_of(image: Path) -> list[Path]:

@@ -61,6 +61,8 @@ class Labelled:
 def read_table(path: Path) -> list[dict[str, str]]:
     """Rows of a CSV file with comma, semicolon or tab, in UTF-8 or Windows' code page; column names in lower case.
 
+    Empty rows between others are kept, so that rows can be counted; columns without a name are not.
+
     Raises:
         InputError: If the file is absent, has no row, or names a column twice.
     """
@@ -76,9 +78,11 @@ def read_table(path: Path) -> list[dict[str, str]]:
     separator = max(",;\t", key=lines[0].count) if lines else ","
     rows = [[cell.strip() for cell in row] for row in csv.reader(lines, delimiter=separator)]
     header = [name.lower() for name in rows[0]] if rows else []
-    if len(set(header)) < len(header):
-        raise InputError(f"{path}: a column name stands twice in its header. Rename one.")
-    found = [dict(zip(header, row, strict=False)) for row in rows[1:] if any(row)]
+    if twice := sorted({name for name in header if name and header.count(name) > 1}):
+        raise InputError(f'{path}: column "{twice[0]}" stands twice in its header. Rename one.')
+    found = [{name: cell for name, cell in zip(header, row, strict=False) if name} for row in rows[1:]]
+    while found and not any(found[-1].values()):
+        found.pop()
     if not found:
         raise InputError(f"{path}: no row below the header.")
     return found
@@ -98,9 +102,16 @@ def read_labels(path: Path, rules: LabelRules) -> list[Label]:
             f"({', '.join(rules.columns['patient'])}), and one for the label ({', '.join(rules.columns['label'])}). "
             "Name others under labels in the rules file."
         )
+    if len(columns["label"]) > 1:
+        raise InputError(
+            f"{path}: columns {' and '.join(columns['label'])} could each be the label. Keep one of them, or name it "
+            "under labels in the rules file."
+        )
     merged: dict[tuple[str, str], Label] = {}
     problems: list[str] = []
     for number, row in enumerate(table, 2):
+        if not any(row.values()):
+            continue
 
         def cell(role: str, row: dict[str, str] = row) -> str:
             return next((row[name] for name in columns[role] if row.get(name)), "")
@@ -116,6 +127,12 @@ def read_labels(path: Path, rules: LabelRules) -> list[Label]:
         known = merged.setdefault((entry.study, entry.patient), entry)
         if known is not entry:
             _merge(known, entry, rules, problems)
+    if any(entry.patient for entry in merged.values()):  # else exams of one patient could stand on both sides
+        problems += [
+            f"row {entry.rows[0]} names no patient, as other rows do. Fill the column in, or take it out."
+            for entry in merged.values()
+            if not entry.patient
+        ]
     if problems:
         more = [f"... and {len(problems) - 10} more."] if len(problems) > 10 else []
         raise InputError("\n".join([f"{path}: {text}" for text in problems[:10]] + more))

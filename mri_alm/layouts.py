@@ -78,8 +78,11 @@ def _take_voxels(sources: list[Source], outside: dict[Path, str]) -> None:
 
 
 def _is_dicom(file: Path) -> bool:
-    with file.open("rb") as stream:
-        return stream.read(132)[128:] == b"DICM"
+    try:
+        with file.open("rb") as stream:
+            return stream.read(132)[128:] == b"DICM"
+    except OSError:  # whoever reads its study says so
+        return False
 
 
 def _incomplete(source: Source) -> StudyError | None:
@@ -122,6 +125,8 @@ def _table(path: Path, _: CohortRules) -> tuple[list[Source], dict[Path, str]]:
     sources = []
     seen: set[str] = set()
     for number, row in enumerate(read_table(path), 2):
+        if not any(row.values()):
+            continue
         study = row.get("study") or f"row {number}"
         patient = row.get("patient") or study
         uid = f"{study}|{number}" if study in seen else study

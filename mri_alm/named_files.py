@@ -20,8 +20,9 @@ _CASE = re.compile(r"(.+?)[_.-](t2w?|adc|hbv|dwi|gland)", re.IGNORECASE)
 def named_sources(root: Path, rules: CohortRules) -> tuple[list[Source], dict[Path, str]]:
     """Studies of a tree of image files, and the files that belong to none.
 
-    A folder that holds images is a study; a folder where all images are called ``<case>_t2``, ``<case>_adc`` and so on
-    is one study per case. Files that are no image count with the study of their folder.
+    A folder that holds images is a study. A folder where all images are called ``<case>_t2``, ``<case>_adc`` and so on,
+    or those of several cases with a T2 are, is one study per case, with the other images whose names begin with its
+    name. Files that are no image count with the study of their folder.
     """
     sources: list[Source] = []
     outside: dict[Path, str] = {}
@@ -33,8 +34,10 @@ def named_sources(root: Path, rules: CohortRules) -> tuple[list[Source], dict[Pa
         if not images:
             outside |= {file: unusable(file) or "no image" for file in files}
             continue
-        for name, members in _cases(folder.relative_to(root), images).items():
+        cases, strays = _cases(folder.relative_to(root), images)
+        for name, members in cases.items():
             sources.append(_study(name, members, rules))
+        outside |= dict.fromkeys(strays, "its name begins like no case of its folder")
         rest = [file for file in files if file not in images and all(file not in one.used for one in sources)]
         for file in rest:
             reason = unusable(file)
@@ -49,15 +52,24 @@ def role_of(text: str, patterns: Mapping[str, str]) -> str:
     )
 
 
-def _cases(folder: Path, images: list[Path]) -> dict[str, list[Path]]:
-    """Study name -> its images."""
-    matches = [_CASE.fullmatch(stem(file)) for file in images]
-    cases = defaultdict(list)
-    for file, match in zip(images, matches, strict=True):
-        cases[match[1] if match else ""].append(file)
-    if "" in cases or len(cases) == 1:
-        return {folder.as_posix(): images}
-    return {(folder / case).as_posix(): files for case, files in cases.items()}
+def _cases(folder: Path, images: list[Path]) -> tuple[dict[str, list[Path]], list[Path]]:
+    """Study name -> its images, and the images of no study."""
+    cases: dict[str, list[Path]] = defaultdict(list)
+    others: list[Path] = []
+    with_t2: set[str] = set()
+    for file in images:
+        if match := _CASE.fullmatch(stem(file)):
+            cases[match[1]].append(file)
+            with_t2 |= {match[1]} if match[2].lower().startswith("t2") else set()
+        else:
+            others.append(file)
+    if len(cases) < 2 or (others and len(with_t2) < 2):
+        return {folder.as_posix(): images}, []
+    strays: list[Path] = []
+    for file in others:
+        owners = [case for case in cases if re.match(re.escape(case) + "[_.-]", stem(file))]
+        (cases[max(owners, key=len)] if owners else strays).append(file)
+    return {(folder / case).as_posix(): files for case, files in cases.items()}, strays
 
 
 def _study(name: str, images: list[Path], rules: CohortRules) -> Source:

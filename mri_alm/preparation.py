@@ -6,6 +6,7 @@ of everything the result depends on; a study whose files or settings changed is 
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -151,9 +152,9 @@ class Preparation:
         gland = [Path(job.item["gland"])] if "gland" in job.item else []
         for file in [*job.source.files, *filter(Path.is_file, gland)]:
             status = file.stat() if file.exists() else None
-            state.update(f"{self._name(file)}|{status and (status.st_size, status.st_mtime_ns)}\n".encode())
+            state.update(os.fsencode(f"{self._name(file)}|{status and (status.st_size, status.st_mtime_ns)}\n"))
         columns = {name: self._name(Path(value)) for name, value in job.source.item.items() if name != "dicom"}
-        state.update(repr((sorted(columns.items()), job.item.get("crop_center_mm"), self._by_hand(job))).encode())
+        state.update(os.fsencode(repr((sorted(columns.items()), job.item.get("crop_center_mm"), self._by_hand(job)))))
         return state.hexdigest()
 
     def _load(self, job: Job, read: _Read) -> tuple[Images, Report]:

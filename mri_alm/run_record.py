@@ -28,10 +28,12 @@ class RunRecord:
         held_out: Labels ``(H,)`` and scores ``(H,)`` of training patients by members that did not see them: what the
             operating point is set on.
         trained: Study to label of all training studies.
+        patients: Those trained on.
         synthetic: Whether they are phantoms.
         history: Per split, the report of every epoch.
         best_epoch: Per split, the epoch whose weights were kept.
         members: AUCs of the members on their validation studies, and on the test cohort where there is one.
+        checkpoints: Split to SHA-256 of its weights.
         digests: File to SHA-256: config and checkpoints.
     """
 
@@ -41,10 +43,12 @@ class RunRecord:
     point: OperatingPoint
     held_out: tuple[NDArray[np.int64], NDArray[np.float64]]
     trained: dict[str, int]
+    patients: frozenset[str]
     synthetic: bool
     history: dict[str, list[dict[str, float]]]
     best_epoch: dict[str, int]
     members: dict[str, list[float]]
+    checkpoints: dict[str, str]
     digests: dict[str, str]
 
 
@@ -76,10 +80,12 @@ def read_run(folder: Path) -> RunRecord:
                 expit(np.array([float(row["logit"]) for row in held_out])),
             ),
             trained={row["study"]: int(row["label"]) for row in trained},
+            patients=frozenset(patient.values()),
             synthetic=all(row["study"].startswith("phantom_") for row in trained),
             history={name: split["epochs"] for name, split in splits.items()},
             best_epoch={name: int(split["best"]["epoch"]) for name, split in splits.items()},
             members=members,
+            checkpoints=checkpoints,
             digests={"config.json": sha256(folder / "config.json")}
             | {f"{name}/model.pt": digest for name, digest in checkpoints.items()},
         )

@@ -20,7 +20,7 @@ from mri_alm.cohort import read_manifest
 from mri_alm.dicom import StudyFiles, find_studies, study_key
 from mri_alm.ensemble import SCORE_COLUMNS, TrainedRun, collect, for_each_study, progress_bar, score_rows
 from mri_alm.errors import InputError, StudyError
-from mri_alm.evaluation_data import read_calibration
+from mri_alm.evaluation_data import read_calibration, refuse_another_model
 from mri_alm.explain import nearest_threshold, write_explanations
 from mri_alm.files import read_csv, secret_of, sha256, write_bytes, write_csv, write_json
 from mri_alm.operating_point import OperatingPoint
@@ -93,7 +93,7 @@ def operating_point(
         return run.point
     if labels is None:
         raise InputError("--calibration needs --labels: a CSV with columns study and label of the same exams.")
-    _refuse_another_model(Path(calibration), run)
+    refuse_another_model(Path(calibration), run.folder, run.checkpoints)
     trained = _training_exams(run)
     rows = read_calibration(
         Path(calibration), Path(labels),
@@ -111,20 +111,6 @@ def _training_exams(run: TrainedRun) -> list[dict[str, str]]:
         "Calibration: %s does not name its training exams; that yours are others is yours to know.", run.folder
     )
     return []
-
-
-def _refuse_another_model(path: Path, run: TrainedRun) -> None:
-    """Compare the digests that stand beside scores; where there are none nobody can tell, and that is said."""
-    for name, key in (("report.json", "model"), ("threshold.json", "checkpoints")):
-        if (path.parent / name).is_file():
-            found = json.loads((path.parent / name).read_text("utf-8")).get(key)
-            digests = found.get("checkpoints_sha256") if name == "report.json" and found else found
-            if digests != run.checkpoints:
-                raise InputError(
-                    f"{path} holds scores of another model. Score the calibration cohort with {run.folder}."
-                )
-            return
-    logger.warning("Calibration: nothing beside %s tells which model gave its scores; it must be %s.", path, run.folder)
 
 
 def check_request(source: Path | str, *, sr: bool) -> None:
@@ -171,7 +157,13 @@ def write_scores(
     output = Path(output)
     reports = {item["study"]: json.loads(item["report"]) for item in studies.prepared}
     warnings = {name: " | ".join(report["warnings"]) for name, report in reports.items()}
-    scored = score_rows(*_logits(evaluator, len(studies.prepared)), point, warnings)
+    names, logits = _logits(evaluator, len(studies.prepared))
+    for name, row in zip(names, logits, strict=True):
+        if not np.isfinite(row).all():
+            studies.errors[name] = StudyError("no_score", "a model's answer is no finite number; look at its images.")
+    good = [number for number, name in enumerate(names) if name not in studies.errors]
+    studies.prepared = [item for item in studies.prepared if item["study"] not in studies.errors]
+    scored = score_rows([names[number] for number in good], logits[good], point, warnings)
     rows = {row["study"]: row for row in scored}
     for name, error in studies.errors.items():
         rows[name] = dict.fromkeys(SCORE_COLUMNS, "") | {

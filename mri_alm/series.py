@@ -20,6 +20,7 @@ from pydicom.dataset import Dataset
 from mri_alm.diffusion import b_value, gradient_direction
 from mri_alm.errors import InputError
 
+_MAPS = frozenset({"ADC", "EADC", "FA"})  # image types of what is computed from the diffusion images of a series
 FARTHEST_MM = 1e5  # a damaged number is no position
 DEFAULT_RULES = Path(__file__).with_name("series_rules.json")
 
@@ -117,15 +118,18 @@ class Series:
 def group_series(
     files: Iterable[Path], headers: Iterable[Dataset], rules: Path | Sequence[dict[str, Any]] | None = None
 ) -> list[Series]:
-    """Series of one study in the order of their numbers, one per series and echo time, roles assigned.
+    """Series of one study in the order of their numbers, one per series, echo time and kind of map, roles assigned.
+
+    Scanners append maps to the series that they are computed from; a map's frames have no b-value and are not b = 0.
 
     Raises:
         InputError: If the rules file cannot be used.
     """
-    groups: dict[tuple[str, float], list[tuple[Dataset, Frame]]] = defaultdict(list)
+    groups: dict[tuple[str, float, tuple[str, ...]], list[tuple[Dataset, Frame]]] = defaultdict(list)
     for file, header in zip(files, headers, strict=True):
         for frame in frames_of(file, header):
-            groups[str(header.get("SeriesInstanceUID", "")), frame.echo_time or 0.0].append((header, frame))
+            maps = tuple(sorted(frame.image_type & _MAPS))
+            groups[str(header.get("SeriesInstanceUID", "")), frame.echo_time or 0.0, maps].append((header, frame))
     series = [_series(members) for _, members in sorted(groups.items())]
     loaded = load_rules(rules)
     for one in series:
@@ -195,7 +199,7 @@ def _series(members: list[tuple[Dataset, Frame]]) -> Series:
         number=int(number) if isinstance(number := first.get("SeriesNumber"), int) else 0,
         description=str(first.get("SeriesDescription") or first.get("ProtocolName") or ""),
         nameless=not first.get("SeriesDescription"),
-        image_type=_words(first.get("ImageType")),
+        image_type=members[0][1].image_type | (_words(first.get("ImageType")) - _MAPS),
         sequence=_words(first.get("ScanningSequence")),
         time=min(_seconds(header) for header in headers),
         frame_of_reference=str(first.get("FrameOfReferenceUID") or ""),

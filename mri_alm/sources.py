@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mri_alm.errors import InputError, StudyError
+from mri_alm.files import in_utf8
 
 IMAGE = re.compile(r"\.(nii|nii\.gz|mha|mhd|nrrd)$", re.IGNORECASE)
 
@@ -104,8 +105,13 @@ def bvals_of(image: Path) -> list[Path]:
 
 def unusable(file: Path) -> str:
     """Why a file cannot be what its name says, or nothing: an archive, or the pointer that Git LFS leaves."""
-    with file.open("rb") as stream:
-        start = stream.read(23)
+    if not in_utf8(file):  # ITK ends the process over such a name
+        return "a name that is not in UTF-8; rename the file or its folder"
+    try:
+        with file.open("rb") as stream:
+            start = stream.read(23)
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
     if start.startswith(b"PK\x03\x04") or file.suffix.lower() == ".zip":
         return "zip archive; unpack it first"
     return "Git LFS pointer instead of data" if start == b"version https://git-lfs" else ""

@@ -45,8 +45,8 @@ def fixed_fn_threshold(label: ArrayLike, score: ArrayLike, max_fn: int, *, sourc
     n = int(check_binary(label, score)[0].sum())
     if not 0 <= max_fn < n:
         raise InputError(
-            f"Cannot allow {max_fn} false negatives: the cohort has {n} positive studies, "
-            f"so --max-fn must be between 0 and {n - 1}."
+            f"Cannot allow {max_fn} false negatives: the cohort has {n} positive patients, "
+            f"so --max_fn must be between 0 and {n - 1}."
         )
     return _operating_point(label, score, max_fn + 1, f"at most {max_fn} of {n} held-out positives missed", source)
 

@@ -72,6 +72,8 @@ def main() -> int:
             raise InputError(f"--explain must be 0 or more, got {arguments.explain}.")
         if arguments.key_file and arguments.output.resolve() in arguments.key_file.resolve().parents:
             raise InputError("--key-file identifies patients: put it outside --output, which is meant to be shared.")
+        if arguments.key_file and not Path(arguments.input).is_dir():
+            raise InputError("--key-file is for a folder of DICOM: a manifest names its studies itself.")
         workflow = ConfigWorkflow(
             str(CONFIGS / "inference.json"),
             logging_file=str(CONFIGS / "logging.conf"),

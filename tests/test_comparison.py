@@ -1,6 +1,9 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy.stats import ttest_1samp
 
 from mri_alm.comparison import (
     Trained,
@@ -53,7 +56,20 @@ def test_a_comparison_is_of_the_first_seeds_ensembles() -> None:
     gains = [auc(LABEL, method.score[k, 0]) - auc(LABEL, baseline.score[k, 0]) for k in range(3)]
     assert found.gain == pytest.approx(np.mean(gains))
     assert found.gain_deviation == pytest.approx(np.std(gains, ddof=1))
-    assert found.splits_to_settle == pytest.approx((2.8 * np.std(gains, ddof=1) / np.mean(gains)) ** 2)
+
+
+@pytest.mark.parametrize("effect", [0.1, 0.3, 0.5, 1.0, 1.4, 2.0])
+def test_splits_to_settle_are_those_of_a_paired_t_test(effect: float) -> None:
+    """Tried on 20,000 made-up studies of that many splits, and of one less."""
+    same = compare(LABEL, trainings(1.0, 3, 1, 0), trainings(1.0, 3, 1, 0), TPR, draws=2)
+    splits = int(replace(same, gain=-effect, gain_deviation=1.0).splits_to_settle)
+    rng = np.random.default_rng(0)
+    found, less = (
+        np.mean(ttest_1samp(rng.normal(effect, 1.0, (20_000, n)), 0, axis=1).pvalue < 0.05)
+        for n in (splits, splits - 1)
+    )
+    assert less < 0.81
+    assert found > 0.79
 
 
 def test_a_method_against_itself_is_no_difference() -> None:

@@ -119,6 +119,51 @@ def test_images_without_a_b_tag_beside_others_are_b_zero(tmp_path):
     assert sorted(read_series(tmp_path)) == [0.0, 1500.0]
 
 
+def test_maps_appended_to_the_series_they_come_from_are_no_b_zero(tmp_path):
+    """As Philips writes them: no b-value, the series' own number; the scanner's map is then taken as what it is."""
+
+    def other_instance(ds, index):
+        ds.SOPInstanceUID = ds.file_meta.MediaStorageSOPInstanceUID = f"1.2.7.6.{ds.InstanceNumber}{index}"
+
+    def part(number, scan):
+        write(
+            tmp_path / str(number), scan.but(elements=scan.elements | {"InstanceNumber": number}, edit=other_instance)
+        )
+
+    write(tmp_path / "t2", T2)
+    part(1, diffusion(6, 50))
+    part(2, diffusion(6, 800))
+    part(3, diffusion(6, None, pixels=ADC.pixels).but(image_type=ADC.image_type))
+    study = study_of(tmp_path)
+    assert (sorted(study.dwi), study.info["adc_source"]) == ([50.0, 800.0], "scanner")
+    np.testing.assert_array_equal(sitk.GetArrayFromImage(study.adc), ADC.pixels)
+
+
+def test_an_exponential_adc_is_no_adc(tmp_path):
+    exponential = diffusion(9, None, "Exponential Apparent Diffusion Coefficient", pixels=pixels(200, 900))
+    write(tmp_path, *WHOLE, exponential)
+    np.testing.assert_array_equal(sitk.GetArrayFromImage(study_of(tmp_path).adc), ADC.pixels)
+
+
+def test_studies_that_number_their_images_alike_are_all_read(tmp_path):
+    def numbered_anew(ds, index):
+        ds.SOPInstanceUID = ds.file_meta.MediaStorageSOPInstanceUID = f"1.2.1.{ds.SeriesNumber}.{index}"
+
+    for study in ("7", "8"):
+        write(tmp_path / study, *(scan.but(edit=numbered_anew) for scan in WHOLE), study=study)
+    assert [len(study.files) for study in find_studies(tmp_path)] == [24, 24]
+
+
+def test_images_without_a_study_are_refused_not_merged(tmp_path):
+    for patient in ("a", "b"):
+        write(tmp_path / patient, *(scan.but(edit=lambda ds, _: ds.pop("StudyInstanceUID")) for scan in WHOLE))
+    write(tmp_path / "c", *WHOLE)
+    whole, first, second = find_studies(tmp_path)
+    assert [len(study.files) for study in (first, second, whole)] == [0, 0, 24]
+    with pytest.raises(StudyError, match="no StudyInstanceUID says which exam it is of"):
+        read_study(second)
+
+
 def test_adc_is_fitted_when_the_scanner_gave_none_and_scaled_when_it_did(tmp_path):
     signal = np.exp(-np.array([50, 800]) * 1e-3)[:, None, None, None] * np.full((6, 8, 10), 20000.0)
     noise = RNG.integers(0, 3, (6, 8, 10))
@@ -171,6 +216,8 @@ def test_a_broken_series_is_passed_over_when_a_whole_one_serves(tmp_path):
         (Scan(pixels(0, 9), 1, "FSE FATSAT"), "t2"),
         (Scan(pixels(0, 9), 1, "MDDW_FA", DIFFUSION), "fa"),
         (Scan(pixels(0, 9), 1, "ADC_high bvalue", (*DIFFUSION, "ADC")), "adc"),
+        (diffusion(1, None, "eADC (10^-6 mm2/s)"), "other"),
+        (Scan(pixels(0, 9), 1, "prostate ADC"), "adc"),
         (diffusion(1, 1400, "Synthetic b1400"), "calculated"),
         (Scan(pixels(0, 9), 1, "b800", elements={(0x0043, 0x1039): ("IS", [1000000800, 8, 0, 0])}), "dwi"),
         (Scan(pixels(0, 9), 1, "survey", elements={(0x2001, 0x1003): ("FL", 0.0)}), "localizer"),
@@ -221,7 +268,7 @@ def truncate(ds, index):
             "frames_differ",
             "different frames of reference",
         ),
-        ((T2, B50, B800, ADC.but(pixels=pixels(1, 9))), "adc_units", "tissue median is"),
+        ((T2, B50, B800, ADC.but(pixels=pixels(6, 9))), "adc_units", "tissue median is"),
         ((T2.but(pixels=T2.pixels * 0), B50, B800, ADC), "empty_volume", "every voxel has the value 0"),
         ((T2.but(edit=same_place), B50, B800, ADC), "duplicate_slices", "1 slices share a position"),
         ((T2.but(edit=tilt), B50, B800, ADC), "geometry", r"differ between slices by 0\.01"),

@@ -4,6 +4,7 @@ import math
 import re
 import runpy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -257,9 +258,22 @@ def test_a_calibration_cohort_moves_the_slider(files: Files, tmp_path: Path) -> 
 
 def test_a_patient_does_not_calibrate_what_is_tried_on_it(files: Files) -> None:
     with pytest.raises(
-        InputError, match=r"^60 calibration patients were trained on, or are evaluated too \(such as P000\)"
+        InputError, match=r"^120 calibration patients or studies were trained on, or are evaluated too \(such as P000\)"
     ):
         evaluate({"good": files[1]}, files[0], calibration=(files[1], files[0]), draws=100)
+
+
+def test_the_same_exams_do_not_calibrate_though_one_table_names_no_patients(files: Files, tmp_path: Path) -> None:
+    bare = write_rows(tmp_path / "l.csv", [{"study": row["study"], "label": row["label"]} for row in labels()])
+    for cohort, evaluated in (((files[1], bare), files[0]), ((files[1], files[0]), bare)):
+        with pytest.raises(InputError, match="60 calibration patients or studies"):
+            evaluate({"good": files[1]}, evaluated, calibration=cohort, draws=100)
+
+
+def test_exams_without_a_patient_s_name_are_patients_of_their_own(files: Files, tmp_path: Path) -> None:
+    rows = [row | {"study": "C" + row["study"], "patient": ""} for row in labels(90, 30)]
+    cohort = write_rows(tmp_path / "c.csv", scores(rows, 3)), write_rows(tmp_path / "l.csv", rows)
+    assert evaluate({"good": files[1]}, files[0], calibration=cohort, draws=100).trade_offs[0].positives == 30
 
 
 def test_steps_of_a_large_cohort_end_where_nobody_goes() -> None:
@@ -545,3 +559,20 @@ def test_too_few_draws(files: Files, tmp_path: Path, capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit, match="2"):
         run(files, tmp_path, "--draws", "10")
     assert "--draws must be 100 or more" in capsys.readouterr().err
+
+
+def test_neither_another_model_nor_patients_trained_on_calibrate_a_run(
+    trained: Path, manifest: Path, tmp_path: Path
+) -> None:
+    known = read_rows(trained / "splits.csv")
+    rows = [{"study": f"N{i}", "patient": row["patient"], "label": row["label"]} for i, row in enumerate(known)]
+    scored = [{"study": row["study"], "score": (i + 1) / 100} for i, row in enumerate(rows)]
+    cohort = write_rows(tmp_path / "c.csv", scored), write_rows(tmp_path / "l.csv", rows)
+    report = tmp_path / "report.json"
+    report.write_text(json.dumps({"model": {"checkpoints_sha256": {"split_0": "other"}}}))
+    tried = partial(evaluate, {"new": trained / "scores.csv"}, manifest, run=trained, calibration=cohort, draws=50)
+    with pytest.raises(InputError, match=r"c\.csv holds scores of another model"):
+        tried()
+    report.unlink()
+    with pytest.raises(InputError, match=f"^{len({row['patient'] for row in rows})} calibration patients or studies"):
+        tried()

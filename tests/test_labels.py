@@ -44,6 +44,24 @@ def test_every_way_to_name_a_study(tmp_path: Path, text: str) -> None:
     assert found.unused == []
 
 
+def test_rows_keep_their_numbers_and_columns_without_a_name_are_ignored(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"row 4 has a label that means neither"):
+        read(tmp_path, "study;label;;\n;;;\nx;1;;\ny;perhaps;;\n;;;\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("study,label,label\nx,1,0\n", 'column "label" stands twice'),
+        ("patient_id;label;case_csPCa\nP1;1;YES\nP2;;YES\n", "columns label and case_cspca could each be the label"),
+        ("study,patient,label\nx,A,1\ny,,0\n", "row 3 names no patient, as other rows do"),
+    ],
+)
+def test_tables_that_could_be_read_two_ways_are_refused(tmp_path: Path, text: str, match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        read(tmp_path, text)
+
+
 def test_a_table_saved_by_an_old_spreadsheet(tmp_path: Path) -> None:
     path = tmp_path / "labels.csv"
     path.write_bytes("study;label;größe\r\nMüller;1;5\r\n\r\n".encode("cp1252"))
@@ -90,7 +108,7 @@ def test_a_row_per_lesion(tmp_path: Path) -> None:
     [
         ("name,outcome\na,1\n", "needs a column for the study (study, study_uid,"),
         ("study,label\n", "no row below the header"),
-        ("study,study,label\na,b,1\n", "a column name stands twice"),
+        ("study,study,label\na,b,1\n", 'column "study" stands twice'),
         ("study,label\na,perhaps\n", "row 2 has a label that means neither 1 (1, 1.0, yes"),
         ("study,label,split\na,1,holdout\n", "row 2 has a split that is none of train, test"),
         ("study,label\n,1\n", "row 2 names neither study nor patient"),

@@ -154,6 +154,48 @@ def test_named_files_per_folder_and_per_case(tmp_path: Path) -> None:
         assert {uid: row["error_code"] for uid, row in by_uid(outcome).items()} == dict.fromkeys(uids, "")
 
 
+def test_a_stray_image_leaves_the_cases_of_its_folder_apart(tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    for number in range(2):
+        image_exam(root, number, {column: f"case{number}_{column}.nii.gz" for column in ("t2", "adc", "hbv")})
+    for name in ("case1_lesion", "atlas"):
+        write_image(root / f"{name}.nii.gz", scans(1)[0].pixels)
+    found = find_sources(root, CohortRules())
+    assert [(one.uid, len(one.used), len(one.ignored)) for one in found.sources] == [("case0", 3, 0), ("case1", 3, 1)]
+    assert found.outside == {root / "atlas.nii.gz": "its name begins like no case of its folder"}
+
+
+@pytest.mark.parametrize("layout", ["dicom", "named"])
+def test_a_name_that_is_not_in_utf8_costs_its_study_at_most(tmp_path: Path, layout: str) -> None:
+    """Latin-1 names of an old archive: ITK would end the process over one."""
+    for number, name in enumerate((b"M\xfcller", b"plain"), 1):
+        folder = tmp_path / "in" / os.fsdecode(name)
+        if layout == "dicom":
+            dicom_exam(folder, number)
+        else:
+            shutil.copytree(
+                image_exam(tmp_path / f"made{number}", number, {c: f"{c}.nii.gz" for c in ("t2", "adc", "hbv")}), folder
+            )
+    outcome = prepare(tmp_path / "in", tmp_path / "c")
+    failed = [row["error_text"] for row in outcome.rows if row["status"] == "failed"]
+    assert [row["status"] == "failed" for row in outcome.rows].count(False) == (2 if layout == "dicom" else 1)
+    assert layout == "dicom" or "not in UTF-8" in failed[0]
+
+
+def test_a_file_that_may_not_be_read_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "Mueller_Hans").write_bytes(b"")
+    dicom_exam(tmp_path / "p", 1)
+    opened = Path.open
+
+    def refused(path: Path, *words: str, **more: str) -> object:
+        if path.name == "Mueller_Hans":
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *words, **more)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(Path, "open", refused)
+    assert detect_layout(tmp_path) == "dicom"
+
+
 @pytest.mark.parametrize("layout", ["named", "cases", "table", "picai"])
 def test_voxels_apart_from_their_header_belong_to_the_image(tmp_path: Path, layout: str) -> None:
     """Two exams of .mhd with .raw: every file is used, and other voxels under the same header are prepared again."""

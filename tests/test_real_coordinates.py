@@ -54,7 +54,7 @@ REFUSALS = {  # folder -> code and reason
     f"{P1}/s02_t2_localizer_6of13": ("geometry", "direction cosines differ between slices by 1 "),
     f"{P2}/s02_localizer_1slice": ("too_few_slices", "series 2 has 1 slices"),
     f"{P2}/s03_t2_localizer_6of13": ("geometry", "direction cosines differ between slices by 1 "),
-    f"{P2}/s07_tfl2D_two_volumes": ("several_series", "2 series or echoes"),
+    f"{P2}/s07_tfl2D_two_volumes": ("several_series", "2 series, echoes or kinds of map"),
     f"{P2}/s11_MDDW_12dir_MOSAIC_2of65": ("mosaic", "tiled into one picture"),
     "vendor/canon_galan_6.0_classic": ("too_few_slices", "direction 2 has 1 slices"),
     "vendor/philips_achieva_2.5_private_b_only": ("too_few_slices", "at b = 1000, direction 1 has 1 slices"),

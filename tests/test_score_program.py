@@ -329,6 +329,6 @@ def test_patients_of_the_training_do_not_calibrate(run: Path, tmp_path: Path) ->
     _, scores, _, labels = calibration(tmp_path, 25)
     labels.write_text(labels.read_text().replace("P3,P3,", "P3,S07,"))
     with pytest.raises(
-        InputError, match=r"^1 calibration patients were trained on, or are evaluated too \(such as S07\)"
+        InputError, match=r"^1 calibration patients or studies were trained on, or are evaluated too \(such as S07\)"
     ):
         operating_point(TrainedRun(run), scores, labels, alpha=0.1, eps=0.1)

@@ -10,7 +10,7 @@ import pytest
 from monai.bundle import ConfigWorkflow
 from small_cohort import COLUMNS, read_rows, write_manifest
 
-from mri_alm.ensemble import TrainedRun
+from mri_alm.ensemble import TrainedRun, collect
 from mri_alm.scoring import operating_point
 from mri_alm.threshold import neyman_pearson_rank
 
@@ -50,6 +50,21 @@ def test_scores_are_those_of_training_in_manifest_order(manifest: Path, trained:
     assert [row["study"] for row in rows] == [row["study"] for row in read_rows(manifest)][-4:]
     expected = {row["study"]: float(row["logit"]) for row in read_rows(trained / "scores.csv")[-4:]}
     assert {row["study"]: float(row["logit"]) for row in rows} == pytest.approx(expected, abs=1e-5)
+
+
+def test_an_exam_that_the_network_gives_no_number_for_is_not_scored(
+    manifest: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(evaluator: Any) -> Any:
+        names, logits = collect(evaluator)
+        logits[1, 0] = math.nan
+        return names, logits
+
+    monkeypatch.setattr("mri_alm.scoring.collect", damaged)
+    rows = read_rows(score(trained, manifest, tmp_path) / "scores.csv")
+    assert [row["score"] == "" for row in rows] == [False, True, False, False]
+    assert "NOT SCORED (no_score)" in rows[1]["warnings"]
+    assert not (tmp_path / f"{rows[1]['study']}.png").exists()
 
 
 def test_a_calibration_cohort_gives_an_exact_threshold(manifest: Path, trained: Path, tmp_path: Path) -> None:

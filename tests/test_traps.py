@@ -278,13 +278,19 @@ def test_each_direction_counts_alike_however_often_it_was_repeated(tmp_path):
     np.testing.assert_allclose(sitk.GetArrayFromImage(read_series(tmp_path)[800.0]), mean, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("missing", "image_type", "shared"), [((2, 3, 4, 5), TRACE, 2), ((), MAP, 6)])
-def test_incomplete_repeats_and_mixed_types_are_refused(tmp_path, missing, image_type, shared):
+@pytest.mark.parametrize(
+    ("missing", "image_type", "code", "match"),
+    [
+        ((2, 3, 4, 5), TRACE, "duplicate_slices", "2 slices share a position"),
+        ((), MAP, "several_series", "2 series, echoes or kinds of map"),
+    ],
+)
+def test_incomplete_repeats_and_mixed_types_are_refused(tmp_path, missing, image_type, code, match):
     write(tmp_path / "0", along(AXES[0], 0, signal(50, 300)))
     write(tmp_path / "1", along(AXES[0], 1, signal(50, 300)).but(image_type=image_type), skip=missing)
-    with pytest.raises(StudyError, match=f"{shared} slices share a position") as error:
+    with pytest.raises(StudyError, match=match) as error:
         read_series(tmp_path)
-    assert error.value.code == "duplicate_slices"
+    assert error.value.code == code
 
 
 @pytest.mark.parametrize(("twice", "others"), [(LOW, (HIGH,)), (HIGH, (LOW, ADC))])
