@@ -175,8 +175,8 @@ def test_ties_only_lower_the_number_missed():
 @pytest.mark.parametrize("max_fn", [13, -1])
 def test_too_many_misses_are_refused_in_a_sentence(max_fn):
     sentence = (
-        rf"^Cannot allow {max_fn} false negatives: the cohort has 13 positive studies, "
-        r"so --max-fn must be between 0 and 12\.$"
+        rf"^Cannot allow {max_fn} false negatives: the cohort has 13 positive patients, "
+        r"so --max_fn must be between 0 and 12\.$"
     )
     with pytest.raises(InputError, match=sentence):
         fixed_fn_threshold(*cohort(), max_fn)
