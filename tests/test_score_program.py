@@ -199,6 +199,7 @@ def test_alpha_and_eps_reach_the_threshold(
         ),
         (["--explain", -1], "--explain must be 0 or more, got -1."),
         (["--sr"], "--sr refers to DICOM images, and"),
+        (["--key-file", "keys.csv"], "--key-file is for a folder of DICOM: a manifest names its studies itself."),
         (["--calibration", "scores.csv"], "--calibration needs --labels: a CSV with columns study and label"),
         (["--calibration", "nowhere.csv", "--labels", "nowhere.csv"], "nowhere.csv: cannot be read"),
         (["--threads", 0], "threads must be a whole number from 1 to 1024, got 0."),
