@@ -1,4 +1,4 @@
-"""Images per second of CIFAR training: ours, and a naive loop; where a step's time goes; share of the matmul peak.
+"""Images per second of CIFAR training: ours, and a naive loop; where a step's time goes; share of the measured peak.
 
 python benchmarks/cifar_training.py --data data/cifar --width 0.125     # by hand, on a quiet machine
 
@@ -23,6 +23,7 @@ from mri_alm import AugmentedLagrangian
 from mri_alm.batches import StratifiedBatchSampler
 from mri_alm.cifar_batches import STATISTICS, BatchLoader, CropFlip, ImagePart
 from mri_alm.cifar_sets import ImageSet, binary_set
+from mri_alm.engine import AutocastInferer
 from mri_alm.losses import BinaryCrossEntropy
 from mri_alm.metrics import auc
 from mri_alm.networks_cifar import resnet10
@@ -31,10 +32,11 @@ BATCH, MU, DELTA = 64, 1e-4, 0.25
 
 
 class Times:
-    """Seconds by name."""
+    """Seconds by name, and the validation AUC of every epoch."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.auc: list[float] = []
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
@@ -58,9 +60,17 @@ def batches_of(images: ImageSet, positives: int) -> list[list[int]]:
 
 
 def ours(
-    images: ImageSet, plan: list[list[int]], width: float, epochs: int, device: torch.device, compiled: bool
+    images: ImageSet,
+    plan: list[list[int]],
+    width: float,
+    epochs: int,
+    device: torch.device,
+    *,
+    compiled: bool,
+    bfloat16: bool,
 ) -> Times:
     times = Times()
+    inferer = AutocastInferer(bfloat16)
     network = resnet10(width).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     run = torch.compile(network) if compiled else network
     objective = AugmentedLagrangian(BinaryCrossEntropy(), images.size, mu=MU).to(device)
@@ -71,7 +81,8 @@ def ours(
     validation = ImagePart(images, "validation", 0, device=device)
     loader = BatchLoader(training, plan)
     if compiled:
-        run(training.batch(range(BATCH))["image"]).mean().backward()  # not timed
+        warm: Tensor = inferer(training.batch(range(BATCH))["image"], run).mean()  # compiles; not timed
+        warm.backward()  # type: ignore[no-untyped-call]
     for _ in range(epochs):
         network.train()
         batches = iter(loader)
@@ -79,7 +90,7 @@ def ours(
             with times.measure("data"):
                 batch = next(batches)
             with times.measure("forward"):
-                logits = run(batch["image"])
+                logits = inferer(batch["image"], run)
             with times.measure("objective"):
                 loss = objective(logits, batch["label"], batch["index"])
             with times.measure("backward"):
@@ -91,7 +102,9 @@ def ours(
         with times.measure("validation"), torch.inference_mode():
             network.eval()
             batch = validation.batch(range(len(validation)))
-            objective.end_epoch(auc(batch["label"].cpu().numpy(), network(batch["image"]).flatten().cpu().numpy()))
+            logits = inferer(batch["image"], network).flatten()
+            times.auc.append(auc(batch["label"].cpu().numpy(), logits.cpu().numpy()))
+            objective.end_epoch(times.auc[-1])
     return times
 
 
@@ -156,20 +169,27 @@ def naive(images: ImageSet, plan: list[list[int]], width: float, epochs: int, de
         with times.measure("validation"), torch.no_grad():
             network.eval()
             held_out = [(int(label), float(network(image.to(device)))) for image, label, _ in validation]
-            auc(*zip(*held_out, strict=True))
+            times.auc.append(auc(*zip(*held_out, strict=True)))
     return times
 
 
-def matmul_peak(device: torch.device) -> float:
-    """Floating-point operations per second of a large float32 matrix product, the best of five."""
-    a = torch.randn(1024, 1024, device=device)
-    best = float("inf")
-    for _ in range(5):
+def measured_peak(device: torch.device, dtype: torch.dtype) -> float:
+    """Floating-point operations per second: the best of a large matrix product and a 3 x 3 convolution, of ten each.
+
+    They are done by different libraries on a CPU, of which either may know its instructions better.
+    """
+    a = torch.randn(1024, 1024, device=device, dtype=dtype)
+    image = torch.randn(16, 64, 32, 32, device=device, dtype=dtype).contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(64, 64, 3, 3, device=device, dtype=dtype)
+    rates = []
+    for _ in range(10):
         times = Times()
         with times.measure("matmul"):
             a @ a
-        best = min(best, times.seconds["matmul"])
-    return 2 * 1024**3 / best
+        with times.measure("convolution"):
+            nn.functional.conv2d(image, weight, padding=1)
+        rates += [2 * 1024**3 / times.seconds["matmul"], 2 * 16 * 1024 * 9 * 64**2 / times.seconds["convolution"]]
+    return max(rates)
 
 
 def step_flops(width: float) -> int:
@@ -230,6 +250,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--positives", type=int, default=0, help="positives in every batch (default: as they come)")
     parser.add_argument("--compile", action="store_true", help="also ours with torch.compile")
+    parser.add_argument("--bfloat16", action="store_true", help="also ours in bfloat16")
     parser.add_argument("--members", type=int, default=5, help="networks whose gradients are batched (torch.func)")
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -244,22 +265,30 @@ def main() -> None:
     )
     plan = batches_of(images, arguments.positives)[:-1]  # whole batches: torch.compile would compile the last one again
     count = BATCH * len(plan) * arguments.epochs
-    peak, flops = matmul_peak(device), step_flops(arguments.width)
+    types = [torch.float32, *([torch.bfloat16] if arguments.bfloat16 else [])]
+    peaks = {dtype: measured_peak(device, dtype) for dtype in types}
+    flops = step_flops(arguments.width)
+    measured = ", ".join(f"{peak / 1e9:.0f} GFLOP/s in {str(dtype)[6:]}" for dtype, peak in peaks.items())
     print(f"torch {torch.__version__}, {device}, {torch.get_num_threads()} threads, width {arguments.width}, "
-          f"{count} images, matmul peak {peak / 1e9:.0f} GFLOP/s")  # fmt: skip
+          f"{count} images, peak {measured}")  # fmt: skip
     rates = {}
-    for name in ("naive", "ours", *(["compiled"] if arguments.compile else [])):
+    names = ["naive", "ours", *(["compiled"] if arguments.compile else [])]
+    for name in names + [f"{name} bfloat16" for name in names[1:] if arguments.bfloat16]:
         torch.manual_seed(0)
         common = images, plan, arguments.width, arguments.epochs, device
-        run = naive(*common) if name == "naive" else ours(*common, compiled=name == "compiled")
+        if name == "naive":
+            run = naive(*common)
+        else:
+            run = ours(*common, compiled=name.startswith("compiled"), bfloat16=name.endswith("bfloat16"))
         total = sum(run.seconds.values())
         rates[name] = count / total
         split = "  ".join(f"{part} {100 * seconds / total:.1f} %" for part, seconds in run.seconds.items())
         step = run.seconds["forward"] + run.seconds["backward"]
-        print(f"{name:8} {rates[name]:7.0f} images/s   {split}   forward and backward at "
-              f"{100 * flops * count / step / peak:.0f} % of the matmul peak")  # fmt: skip
+        peak = peaks[torch.bfloat16 if name.endswith("bfloat16") else torch.float32]
+        print(f"{name:17} {rates[name]:7.0f} images/s   validation AUC {100 * run.auc[-1]:.1f}   {split}   "
+              f"forward and backward at {100 * flops * count / step / peak:.0f} % of the peak")  # fmt: skip
         if name != "naive":
-            print(f"         {rates[name] / rates['naive']:.2f} x the naive loop")
+            print(f"{'':17} {rates[name] / rates['naive']:.2f} x the naive loop")
     if arguments.compile and device.type == "cpu":
         print(f"convolution kernels take {100 * convolution_share(arguments.width):.0f} % of a compiled step")
     ratio = batched_over_separate(arguments.width, arguments.members, device)

@@ -64,8 +64,17 @@ class TwoBranchCNN(nn.Module):
         diffusion, t2 = torch.split(image, self.channels, dim=1)
         maps = [self.diffusion(diffusion).flatten(2), self.t2(t2).flatten(2)]
         features = torch.cat([maps[0].amax(2), maps[0].mean(2), maps[1].amax(2), maps[1].mean(2)], dim=1)
-        logits: Tensor = self.head(self.dropout(features))
-        return logits
+        features = self.dropout(features)
+        if torch.jit.is_scripting():  # TorchScript cannot turn autocast off
+            return self.head(features)
+        return in_float32(self.head, features)
+
+
+def in_float32(head: nn.Module, features: Tensor) -> Tensor:
+    """A last layer outside of autocast: logits in bfloat16 have so few values that scores tie and thresholds jump."""
+    with torch.autocast(features.device.type, enabled=False):
+        logits: Tensor = head(features.to(next(head.parameters()).dtype))
+    return logits
 
 
 def _path(channels: int, features: Sequence[int], norm: Any) -> nn.Sequential:

@@ -8,6 +8,7 @@ from torch.nn.functional import pad, relu
 
 from mri_alm.errors import InputError, one_of
 from mri_alm.losses_multiclass import CosineContrast, NormalizedLinear
+from mri_alm.networks import in_float32
 
 
 class BasicBlock(nn.Module):
@@ -86,8 +87,7 @@ class CifarResNet(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         """Logits ``(B, outputs)`` (cosines with the normalised head and classes) of an image ``(B, 3, 32, 32)``."""
         maps = self.stages(relu(self.norm(self.conv(image))))
-        logits: Tensor = self.head(maps.mean((2, 3)))
-        return logits
+        return in_float32(self.head, maps.mean((2, 3)))
 
 
 def resnet10(

@@ -101,7 +101,7 @@ EDGES = {
     "losses_multiclass": {"errors", "losses"},
     "metrics": {"errors"},
     "model_card": {"full_evaluation", "run_record"},
-    "networks_cifar": {"errors", "losses_multiclass"},
+    "networks_cifar": {"errors", "losses_multiclass", "networks"},
     "networks": {"errors", "losses_multiclass"},
     "named_files": {"cohort_rules", "files", "sources"},
     "nameless": {"content", "errors", "series", "volume"},

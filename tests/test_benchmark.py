@@ -143,7 +143,7 @@ def test_unknown_methods_are_refused(key: str, message: str) -> None:
 def test_unknown_tables_are_refused() -> None:
     with pytest.raises(InputError, match=r'^There is no table "x"\. Choose one of: cifar10_binary_100, '):
         Table(TABLES, "x", "quick")
-    with pytest.raises(InputError, match=r'^There is no protocol "x"\. Choose one of: paper, quick\.$'):
+    with pytest.raises(InputError, match=r'^There is no protocol "x"\. Choose one of: paper, paper_bfloat16, quick\.$'):
         Table(TABLES, "cifar10_binary_100", "x")
 
 

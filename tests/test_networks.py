@@ -10,6 +10,7 @@ from torch import nn
 
 from mri_alm.errors import InputError
 from mri_alm.networks import TwoBranchCNN
+from mri_alm.networks_cifar import resnet10, resnet32
 
 DOCUMENTATION = " ".join((TwoBranchCNN.__doc__ or "").split())
 CONFIG = json.loads((Path(__file__).parents[1] / "configs" / "prostate_alm.json").read_text())
@@ -158,3 +159,25 @@ def test_wrong_number_of_channels_is_an_error() -> None:
     for channels in itertools.chain(range(1, 3), (4,)):
         with pytest.raises(RuntimeError, match="split_with_sizes"):
             TwoBranchCNN()(torch.zeros(1, channels, 8, 8, 8))
+
+
+@pytest.mark.parametrize(
+    ("network", "shape"),
+    [
+        (TwoBranchCNN(), (64, 3, 8, 8, 8)),
+        (TwoBranchCNN(cosine_scale=30), (64, 3, 8, 8, 8)),
+        (resnet10(0.125), (64, 3, 32, 32)),
+        (resnet10(0.125, normalised=True), (64, 3, 32, 32)),
+        (resnet32(0.25, normalised=True), (64, 3, 32, 32)),
+    ],
+    ids=["two_branch", "two_branch_cosine", "resnet10", "resnet10_cosine", "resnet32_cosine"],
+)
+def test_logits_are_float32_under_autocast_so_that_scores_do_not_tie(
+    network: nn.Module, shape: tuple[int, ...]
+) -> None:
+    image = torch.randn(shape)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = network.eval()(image)
+    assert logits.dtype == torch.float32
+    assert len(logits[:, 0].unique()) == 64 > len(logits[:, 0].bfloat16().unique())
+    assert torch.allclose(logits, network(image), atol=0.1 * float(logits.detach().std()))
