@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mri_alm.epoch_sums import EpochSums, ratio
+from mri_alm.epoch_sums import EpochSums, averages, ratio
 from mri_alm.errors import InputError, one_of
 from mri_alm.processes import first_visits, gather, world_size
 from mri_alm.ranking import RankingConstraint
@@ -69,6 +69,7 @@ class AugmentedLagrangian(nn.Module):
     epoch: Tensor
     previous_metric: Tensor
     frozen: Tensor
+    resting: Tensor
     negatives: Tensor
     _visits: Tensor
     _late: Tensor
@@ -107,6 +108,7 @@ class AugmentedLagrangian(nn.Module):
         self.register_buffer("epoch", torch.tensor(0))
         self.register_buffer("previous_metric", torch.tensor(float("nan"), dtype=torch.float64))
         self.register_buffer("frozen", torch.tensor(False))
+        self.register_buffer("resting", torch.tensor(False))
         self.register_buffer("negatives", torch.full((bank,), float("nan"), dtype=torch.float64))  # newest last
         self.register_buffer("_visits", torch.zeros(slots, dtype=torch.int32), persistent=False)
         self.register_buffer("_late", torch.zeros(slots, dtype=torch.float64), persistent=False)
@@ -172,7 +174,8 @@ class AugmentedLagrangian(nn.Module):
     def dual_step(self, *, skip: bool = False) -> None:
         """lambda_j += mu q_j for the last batch (Algorithm 1, line 7); call after the optimiser step.
 
-        q is that of the forward pass, before the optimiser moved the weights. Does nothing when q was not finite.
+        q is that of the forward pass, before the optimiser moved the weights. Does nothing when q was not finite, or
+        the schedule lets the multipliers rest.
 
         Args:
             skip: The optimiser did not step (a gradient scaler found an infinity): the multipliers stay as well.
@@ -182,7 +185,7 @@ class AugmentedLagrangian(nn.Module):
             return
         key, q = pending
         finite = torch.isfinite(q).all()
-        q = torch.where(finite, q, 0.0)
+        q = torch.where(finite & ~self.resting, q, 0.0)
         if self.dual_update == "per_epoch":
             self._late.index_add_(0, key, q)
         else:
@@ -205,18 +208,13 @@ class AugmentedLagrangian(nn.Module):
         if self.dual_update == "per_epoch":
             self.multipliers += self.mu * self._late / self._visits.clamp(min=1)
             self._late.zero_()
-        sums = self._sums.take()
-        seen = self.multipliers[self._visits > 0]
-        report = {
-            "base_loss": ratio(sums["base_loss"], sums["batches"]),
-            "alm_term": ratio(sums["alm_term"], sums["batches"]),
-            "gradient_ratio": 0.0 if self._measuring else ratio(sums["alm_gradient"], sums["base_gradient"]),
-            "satisfied": ratio(sums["satisfied"], sums["constraints"]),
+        sums, seen = self._sums.take(), self.multipliers[self._visits > 0]
+        report = averages(sums, measuring=self._measuring) | {
             "lambda_mean": float(seen.mean()) if len(seen) else 0.0,
             "lambda_max": float(seen.max()) if len(seen) else 0.0,
             "mu": float(self.mu),
-            "batches_without_positives": sums["batches"] - sums["active"],
         }
+        self.resting.fill_(self.schedule.rests(report["gradient_ratio"]))
         self.epoch += 1
         if self._measuring:
             self._set_mu0(ratio(sums["base_gradient"], sums["alm_gradient"]) * self.schedule.auto_ratio)
@@ -230,7 +228,7 @@ class AugmentedLagrangian(nn.Module):
     def _grow(self, metric: float) -> None:
         if self.schedule.stop_at_one and metric >= 1:
             self.frozen.fill_(True)
-        if math.isnan(metric) or bool(self.frozen):
+        if math.isnan(metric) or bool(self.frozen | self.resting):
             return
         if self.schedule.grows(int(self.epoch), metric, float(self.previous_metric)):
             self.mu.copy_((self.mu * self.schedule.rho).clamp(max=self.schedule.ceiling(float(self.mu0))))
@@ -282,6 +280,7 @@ class AugmentedLagrangian(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         if self.constraint.per == "pair":
             self._resize(len(state_dict.get(f"{prefix}multipliers", self.multipliers)))
+        state_dict.setdefault(f"{prefix}resting", self.resting)  # checkpoints of before
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def _bank(self, logits: Tensor) -> Tensor | None:

@@ -19,11 +19,10 @@ NULL = "null"
 _AGAINST = (
     "Constrained rows against the same loss alone, other losses against the baseline, each time ensembles of equally "
     "many models on the same splits. Brackets: 95 % over splits, seeds and test images (too narrow with few splits). "
-    "A value is of the first training of each model; the bracket also draws the baseline's second, so it need not lie "
-    "around the value. "
-    "DeLong's p takes the models as given (Holm within constrained rows and within losses). The **null** row is the "
-    "baseline with other training seeds against itself. Last column: splits at which a gain in mean AUC of the size "
-    "seen would be found in 80 % of tries."
+    "A value is the difference of means over the trainings with other seeds, of which the baseline has two. "
+    "DeLong's p takes the models of the first seed as given (Holm within constrained rows and within losses). The "
+    "**null** row is the baseline's second seed against its first. Single models are those of the first seed. Last "
+    "column: splits at which a gain in mean AUC of the size seen would be found in 80 % of tries."
 )
 _ACTING = (
     "Norm of its gradient on the logits over that of the base loss, over epochs and splits; largest multiplier and mu "

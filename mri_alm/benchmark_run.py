@@ -57,11 +57,10 @@ def train_missing(
             logger.error("%s failed: %s", name, outcome.error)
             failed.append(outcome)
             continue
-        spent = time.monotonic() - start
-        left = spent / number * (len(waiting) - number)
+        each = (time.monotonic() - start) / (number - elsewhere)
         logger.info("%s: best epoch %d, validation %.3f, %s; %d models left, about %s",
-                    name, outcome.result["epoch"], outcome.result["auc"], duration(spent / number),
-                    len(waiting) - number, duration(left))  # fmt: skip
+                    name, outcome.result["epoch"], outcome.result["auc"], duration(each),
+                    len(waiting) - number, duration(each * (len(waiting) - number)))  # fmt: skip
     if elsewhere:
         logger.warning("%d models were left to other processes: start this again when those have ended.", elsewhere)
     for outcome in sorted(failed, key=lambda one: not one.trace):  # a bug shows its traceback

@@ -39,7 +39,12 @@ class Trained:
     @property
     def ensemble(self) -> Array:
         """``(N,)``, mean logit over the splits, first seed."""
-        return np.asarray(self.members.mean(0))
+        return self.ensembles[0]
+
+    @property
+    def ensembles(self) -> Array:
+        """``(R, N)``, mean logit over the splits, one ensemble of each seed."""
+        return np.asarray(self.score.mean(0))
 
 
 @dataclass(frozen=True)
@@ -73,9 +78,10 @@ class Comparison:
     """One method against another, with equally many models each.
 
     Attributes:
-        delong: Test of the two ensembles' AUCs, over test images only.
-        difference: Of AUC and FPRs of the ensembles; intervals by the hierarchical bootstrap.
-        gain: Mean over splits of the difference of two single models' AUCs.
+        delong: Test of the AUCs of the first seeds' ensembles, over test images only.
+        difference: Of AUC and FPRs of the ensembles, each the mean over the seeds; intervals by the hierarchical
+            bootstrap.
+        gain: Mean over splits of the difference of two single models' AUCs, first seeds.
         gain_deviation: Standard deviation of those differences; NaN for one split.
     """
 
@@ -158,12 +164,12 @@ def compare(
     if len(method.score) != len(baseline.score):
         raise InputError(f"Compared methods need the same splits, found {len(method.score)} and {len(baseline.score)}.")
     metric = figures(tpr)
-    value = metric(label, method.ensemble) - metric(label, baseline.ensemble)
+    means = [np.mean([metric(label, score) for score in trained.ensembles], 0) for trained in (method, baseline)]
     low, high = hierarchical_interval(metric, label, method, baseline, draws=draws, seed=seed)
     gains = [auc(label, a) - auc(label, b) for a, b in zip(method.members, baseline.members, strict=True)]
     return Comparison(
         delong=delong_test(label, method.ensemble, baseline.ensemble),
-        difference=Estimate(value, low, high),
+        difference=Estimate(means[0] - means[1], low, high),
         gain=float(np.mean(gains)),
         gain_deviation=float(np.std(gains, ddof=1)) if len(gains) > 1 else float("nan"),
     )

@@ -45,7 +45,7 @@ class IndexedTrainer(SupervisedTrainer):
 
 
 class AutocastInferer(SimpleInferer):
-    """Run the network in bfloat16 where that is faster (CPUs with AMX, GPUs); logits come back as float32.
+    """Run the network in bfloat16 where that is faster (GPUs, CPUs with instructions for it); logits are float32.
 
     Args:
         enabled: False runs in the weights' own type.

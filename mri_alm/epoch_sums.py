@@ -46,6 +46,17 @@ class EpochSums(nn.Module):
         return dict(zip(_NAMES, values, strict=True))
 
 
+def averages(sums: dict[str, float], *, measuring: bool) -> dict[str, float]:
+    """Of an epoch's sums, what `AugmentedLagrangian.end_epoch` reports of them."""
+    return {
+        "base_loss": ratio(sums["base_loss"], sums["batches"]),
+        "alm_term": ratio(sums["alm_term"], sums["batches"]),
+        "gradient_ratio": 0.0 if measuring else ratio(sums["alm_gradient"], sums["base_gradient"]),
+        "satisfied": ratio(sums["satisfied"], sums["constraints"]),
+        "batches_without_positives": sums["batches"] - sums["active"],
+    }
+
+
 def ratio(numerator: float, denominator: float) -> float:
     """A mean or a ratio; 0 where there was nothing to divide by."""
     return numerator / denominator if denominator else 0.0

@@ -20,6 +20,8 @@ class MuSchedule:
         forced_epoch: Epoch after which mu grows whatever the metric did (the authors' code of 2022: 3); None: never.
         stop_at_one: Growth ends for good once the metric reaches 1 (the authors' code).
         auto_ratio: With ``mu="auto"``, the gradient ratio at which mu0 starts; > 0.
+        ratio_cap: After an epoch whose gradient ratio was larger, mu and the multipliers rest for an epoch, > 0; None
+            (the paper): never. Multipliers do not decrease, so that over many epochs they outgrow any base loss.
     """
 
     rho: float = 2.0
@@ -29,6 +31,7 @@ class MuSchedule:
     forced_epoch: int | None = None
     stop_at_one: bool = False
     auto_ratio: float = 0.1
+    ratio_cap: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be meant."""
@@ -42,12 +45,18 @@ class MuSchedule:
             raise InputError(f"mu_cap is a multiple of mu0 and must be 1 or more (or None for no cap), got {self.cap}.")
         if not self.auto_ratio > 0:
             raise InputError(f"mu0_ratio must be greater than 0, got {self.auto_ratio}.")
+        if self.ratio_cap is not None and not self.ratio_cap > 0:
+            raise InputError(f"ratio_cap must be greater than 0 (or None for no cap), got {self.ratio_cap}.")
 
     def grows(self, epoch: int, metric: float, previous: float) -> bool:
         """Whether mu grows after ``epoch`` (from 1), given its metric and the one before (NaN when there is none)."""
         if epoch == self.forced_epoch:
             return True
         return epoch >= self.start_epoch and metric < previous - self.margin
+
+    def rests(self, gradient_ratio: float) -> bool:
+        """Whether mu and the multipliers stay as they are in the epoch after one of that gradient ratio."""
+        return self.ratio_cap is not None and gradient_ratio > self.ratio_cap
 
     def ceiling(self, mu0: float) -> float:
         """The value that mu never exceeds."""

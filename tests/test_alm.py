@@ -536,6 +536,51 @@ def test_auto_grows_and_is_capped_from_the_measured_value() -> None:
     assert [alm.end_epoch(auc)["mu_next"] / mu0 for auc in (0.8, 0.7, 0.6)] == pytest.approx([2, 3, 3])
 
 
+# --- Rest after an epoch in which the constraint outweighed the loss --------------------------------------------------
+
+
+@pytest.mark.parametrize("dual_update", ["per_visit", "per_epoch"])
+@pytest.mark.parametrize(("cap", "moves"), [(None, True), (2.0, True), (0.5, False)])
+def test_mu_and_multipliers_rest_after_an_epoch_above_the_ratio_cap(
+    dual_update: Any, cap: float | None, moves: bool
+) -> None:
+    schedule = MuSchedule(auto_ratio=1, ratio_cap=cap)
+    alm = AugmentedLagrangian(BinaryCrossEntropy(), 5, mu="auto", schedule=schedule, dual_update=dual_update)
+    label = torch.tensor([1, 0, 0, 1, 0])
+
+    def epoch(metric: float) -> tuple[dict[str, float], list[float]]:
+        alm(torch.zeros(5, requires_grad=True), label, torch.arange(5))
+        alm.dual_step()
+        return alm.end_epoch(metric), alm.multipliers[[0, 3]].tolist()
+
+    epoch(0.9)  # measures
+    second, before = epoch(0.8)  # a ratio of one; AUC fell
+    assert second["gradient_ratio"] == pytest.approx(1)
+    assert second["mu_next"] == (2 if moves else 1) * second["mu"]
+    _, after = epoch(0.7)
+    assert [b > a for a, b in zip(before, after, strict=True)] == [moves, moves]
+
+    alm.schedule = MuSchedule(ratio_cap=math.inf)  # as if the ratio had fallen below the cap
+    epoch(0.6)
+    assert min(epoch(0.6)[1]) > max(after)
+
+
+def test_a_rest_is_remembered_and_older_states_know_none() -> None:
+    alm = AugmentedLagrangian(BinaryCrossEntropy(), 5, mu=9.0, schedule=MuSchedule(ratio_cap=0.1))
+    alm(torch.zeros(5, requires_grad=True), torch.tensor([1, 0, 0, 1, 0]), torch.arange(5))
+    alm.dual_step()
+    alm.end_epoch(0.5)
+    state = alm.state_dict()
+    again = AugmentedLagrangian(BinaryCrossEntropy(), 5)
+    again.load_state_dict(state)
+    assert alm.resting
+    assert again.resting
+    del state["resting"]
+    older = AugmentedLagrangian(BinaryCrossEntropy(), 5)
+    older.load_state_dict(state)
+    assert not older.resting
+
+
 # --- State, errors, documentation -----------------------------------------------------------------------------------
 
 
@@ -601,6 +646,8 @@ def test_arguments_out_of_range(options: dict[str, Any], message: str) -> None:
         ({"cap": "none"}, 'mu_cap must be a number, "official" or None, got "none"'),
         ({"auto_ratio": 0}, "mu0_ratio must be greater than 0, got 0"),
         ({"auto_ratio": math.nan}, "mu0_ratio must be greater than 0, got nan"),
+        ({"ratio_cap": 0}, "ratio_cap must be greater than 0 (or None for no cap), got 0"),
+        ({"ratio_cap": math.nan}, "ratio_cap must be greater than 0 (or None for no cap), got nan"),
     ],
 )
 def test_schedule_out_of_range(options: dict[str, Any], message: str) -> None:

@@ -46,13 +46,15 @@ def test_one_model_has_no_deviation() -> None:
     assert summarise(LABEL, trainings(1.0, 1, 1, 0), TPR, draws=20).deviation == 0.0
 
 
-def test_a_comparison_is_of_the_first_seeds_ensembles() -> None:
+def test_a_comparison_is_of_the_means_over_seeds_and_delongs_of_the_first() -> None:
     method, baseline = trainings(1.5, 3, 1, 0), trainings(1.0, 3, 2, 1)
     found = compare(LABEL, method, baseline, TPR, draws=50)
-    ensembles = [trained.score[:, 0].mean(0) for trained in (method, baseline)]
+    ours, first, second = method.score[:, 0].mean(0), baseline.score[:, 0].mean(0), baseline.score[:, 1].mean(0)
     metric = figures(TPR)
-    np.testing.assert_allclose(found.difference.value, metric(LABEL, ensembles[0]) - metric(LABEL, ensembles[1]))
-    assert found.delong == delong_test(LABEL, *ensembles)
+    mean = (metric(LABEL, first) + metric(LABEL, second)) / 2
+    np.testing.assert_allclose(found.difference.value, metric(LABEL, ours) - mean)
+    assert not np.allclose(metric(LABEL, first), mean)
+    assert found.delong == delong_test(LABEL, ours, first)
     gains = [auc(LABEL, method.score[k, 0]) - auc(LABEL, baseline.score[k, 0]) for k in range(3)]
     assert found.gain == pytest.approx(np.mean(gains))
     assert found.gain_deviation == pytest.approx(np.std(gains, ddof=1))
