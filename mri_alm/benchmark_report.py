@@ -120,7 +120,7 @@ def to_markdown(report: Report) -> str:
     head += ["mean AUC", "paper"]
     text = [
         f"# {report.table.name}, protocol `{report.table.protocol}`",
-        f"Ensembles of {report.splits} models, all numbers in percent; ours with 95 % intervals over test images. "
+        f"{_models(report.splits)}, all numbers in percent; ours with 95 % intervals over test images. "
         f"Paper: {report.table.source}, ensembles of ten at full width.",
         *(_line(row) for row in [head, ["---"] * len(head), *(_row(report, method) for method in report.methods)]),
         "## Against the baseline",
@@ -158,6 +158,14 @@ def _percent(value: float, low: float, high: float, *, sign: str = "") -> str:
     return f"{100 * value:{sign}.1f} [{100 * low:{sign}.1f}, {100 * high:{sign}.1f}]"
 
 
+def _models(splits: int) -> str:
+    return "Single models" if splits == 1 else f"Ensembles of {splits} models"
+
+
+def _spread(mean: float, deviation: float, models: int, *, sign: str = "") -> str:
+    return f"{100 * mean:{sign}.1f}" + (f" ± {100 * deviation:.1f}" if models > 1 else "")
+
+
 def _row(report: Report, method: Method) -> list[str]:
     summary = report.summaries[method.key]
     ours = summary.ensemble
@@ -167,7 +175,7 @@ def _row(report: Report, method: Method) -> list[str]:
         cells.append(_percent(ours.value[which], ours.low[which], ours.high[which]))
         printed = method.printed[position] if method.printed else None
         cells += ["-", "-"] if printed is None else [f"{printed:g}", f"{100 * ours.value[which] - printed:+.1f}"]
-    cells.append(f"{100 * summary.average:.1f} ± {100 * summary.deviation:.1f}")
+    cells.append(_spread(summary.average, summary.deviation, report.splits))
     mean = method.printed[len(order) :]
     return [*cells, f"{mean[0]:g} ± {mean[1]:g}" if mean else "-"]
 
@@ -180,7 +188,7 @@ def _compared(report: Report, key: str) -> list[str]:
     return [
         name, *(_percent(*part, sign="+") for part in parts), f"{found.delong.p_value:.2g}",
         f"{report.holm[key]:.2g}" if key in report.holm else "-",
-        f"{100 * found.gain:+.1f} ± {100 * found.gain_deviation:.1f}",
+        _spread(found.gain, found.gain_deviation, report.splits, sign="+"),
         "-" if key == NULL or not np.isfinite(settle) else f"{settle:.0f}",
     ]  # fmt: skip
 
@@ -225,16 +233,16 @@ def _flat(report: Report, method: Method) -> dict[str, Any]:
 def _draw(report: Report, path: Path) -> None:
     """FPR at high TPR: each base loss alone against the same loss with the constraint, a point per method; the null."""
     rates, baseline = report.table.tpr, report.table.baseline
-    pairs = [(m.name, m.loss, report.comparisons[m.key]) for m in report.methods if m.constrained]
+    pairs = [(m.name, report.comparisons[m.key]) for m in report.methods if m.constrained]
     if NULL in report.comparisons:
-        pairs.append((f"null: {report.table.method(baseline).name}, other seeds", baseline, report.comparisons[NULL]))
+        pairs.append((f"null: {report.table.method(baseline).name}, other seeds", report.comparisons[NULL]))
     with mpl.rc_context({"font.size": 9}):
         figure = Figure(figsize=(4 * len(rates) + 2.5, 4.4), layout="constrained")
         panels = np.atleast_1d(figure.subplots(1, len(rates)))
         for column, (rate, axes) in enumerate(zip(rates, panels, strict=True), 1):
             axes.plot([0, 100], [0, 100], color="0.7", linewidth=1)
-            for i, (name, loss, compared) in enumerate(pairs):
-                x = 100 * report.summaries[loss].ensemble.value[column]
+            for i, (name, compared) in enumerate(pairs):
+                x = 100 * compared.against[column]
                 difference = compared.difference
                 y, low, high = (100 * part[column] for part in (difference.value, difference.low, difference.high))
                 beyond = [[max(y - low, 0)], [max(high - y, 0)]]
@@ -245,7 +253,7 @@ def _draw(report: Report, path: Path) -> None:
                      xlim=(0, 100), ylim=(0, 100), aspect="equal")  # fmt: skip
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
         figure.suptitle(
-            f"{report.table.name}, {report.table.protocol}, ensembles of {report.splits}: below the line the "
+            f"{report.table.name}, {report.table.protocol}, {_models(report.splits).lower()}: below the line the "
             "constraint helps; bars: 95 % over splits, seeds and images"
         )
         buffer = io.BytesIO()

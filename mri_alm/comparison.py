@@ -81,12 +81,14 @@ class Comparison:
         delong: Test of the AUCs of the first seeds' ensembles, over test images only.
         difference: Of AUC and FPRs of the ensembles, each the mean over the seeds; intervals by the hierarchical
             bootstrap.
+        against: ``(M,)``, what the differences are from: the other method's AUC and FPRs.
         gain: Mean over splits of the difference of two single models' AUCs, first seeds.
         gain_deviation: Standard deviation of those differences; NaN for one split.
     """
 
     delong: DelongTest
     difference: Estimate
+    against: Array
     gain: float
     gain_deviation: float
 
@@ -170,6 +172,7 @@ def compare(
     return Comparison(
         delong=delong_test(label, method.ensemble, baseline.ensemble),
         difference=Estimate(means[0] - means[1], low, high),
+        against=means[1],
         gain=float(np.mean(gains)),
         gain_deviation=float(np.std(gains, ddof=1)) if len(gains) > 1 else float("nan"),
     )

@@ -243,6 +243,16 @@ def test_a_report_has_ours_the_paper_s_the_difference_and_the_null(tmp_path: Pat
             assert set(lines[1]) == set("| -")
 
 
+def test_a_table_of_single_models_says_so_and_has_no_deviations(tmp_path: Path) -> None:
+    table = Table(TABLES, "cifar10_binary_100", "quick")
+    results = made_up(table, tmp_path, ["alm_bce"], 2)
+    one, two = (to_markdown(make_report(table, results, ["bce", "alm_bce"], splits, draws=20)) for splits in (1, 2))
+    assert "Single models, all numbers in percent" in one
+    assert "Ensembles of 2 models, all numbers in percent" in two
+    assert "nan" not in one
+    assert (one.count("±"), two.count("±")) == (2, 6)  # the paper's, and of two models and two differences
+
+
 def test_a_report_is_written_as_text_table_and_picture(tmp_path: Path) -> None:
     table = Table(TABLES, "cifar10_binary_100", "quick")
     results = made_up(table, tmp_path, ["alm_bce"], 2)

@@ -53,6 +53,7 @@ def test_a_comparison_is_of_the_means_over_seeds_and_delongs_of_the_first() -> N
     metric = figures(TPR)
     mean = (metric(LABEL, first) + metric(LABEL, second)) / 2
     np.testing.assert_allclose(found.difference.value, metric(LABEL, ours) - mean)
+    np.testing.assert_allclose(found.against, mean)
     assert not np.allclose(metric(LABEL, first), mean)
     assert found.delong == delong_test(LABEL, ours, first)
     gains = [auc(LABEL, method.score[k, 0]) - auc(LABEL, baseline.score[k, 0]) for k in range(3)]
