@@ -132,7 +132,7 @@ def to_markdown(report: Report) -> str:
     if report.acting:
         head = ["method", *next(iter(report.acting.values()))]
         text += ["## What the constraint did", _ACTING]
-        rows = [[report.table.method(k).name, *(f"{v:.2g}" for v in a.values())] for k, a in report.acting.items()]
+        rows = [[report.table.method(k).name, *map(_two_digits, a.values())] for k, a in report.acting.items()]
         text += [_line(row) for row in [head, ["---"] * len(head), *rows]]
     if report.missing:
         text.append(
@@ -156,6 +156,10 @@ def _acting(results: Results, key: str, splits: int) -> dict[str, float]:
 
 def _percent(value: float, low: float, high: float, *, sign: str = "") -> str:
     return f"{100 * value:{sign}.1f} [{100 * low:{sign}.1f}, {100 * high:{sign}.1f}]"
+
+
+def _two_digits(value: float) -> str:
+    return np.format_float_positional(value, 2, fractional=False, trim="-")
 
 
 def _models(splits: int) -> str:
@@ -189,7 +193,7 @@ def _compared(report: Report, key: str) -> list[str]:
         name, *(_percent(*part, sign="+") for part in parts), f"{found.delong.p_value:.2g}",
         f"{report.holm[key]:.2g}" if key in report.holm else "-",
         _spread(found.gain, found.gain_deviation, report.splits, sign="+"),
-        "-" if key == NULL or not np.isfinite(settle) else f"{settle:.0f}",
+        "-" if key == NULL or not np.isfinite(settle) else f"{settle:.0f}" if settle <= 1000 else "> 1000",
     ]  # fmt: skip
 
 
