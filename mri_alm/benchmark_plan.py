@@ -56,7 +56,7 @@ class Table:
 
     Attributes:
         name: Such as ``"cifar10_binary_100"``.
-        protocol: ``"paper"`` or ``"quick"``; results of different protocols lie apart and are never mixed.
+        protocol: Such as ``"paper"`` or ``"quick"``; results of different protocols lie apart and are never mixed.
         config: The bundle config.
         settings: Overrides for all methods.
         splits: Number of splits of the protocol.
