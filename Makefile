@@ -22,12 +22,13 @@ test: environment
 
 # Two Ray nodes on this machine, which do not come up beside other programs on two cores.
 test-cluster: environment
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m alone tests/test_train_ensemble.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m alone tests/training/test_train_ensemble.py
 
 lint: environment
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 	$(BIN)/hadolint docker/Dockerfile
 
 docs: environment

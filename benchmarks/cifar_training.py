@@ -20,13 +20,13 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 from torch.utils.flop_counter import FlopCounterMode
 
 from mri_alm import AugmentedLagrangian
-from mri_alm.batches import StratifiedBatchSampler
-from mri_alm.cifar_batches import STATISTICS, BatchLoader, CropFlip, ImagePart
-from mri_alm.cifar_sets import ImageSet, binary_set
-from mri_alm.engine import AutocastInferer
-from mri_alm.losses import BinaryCrossEntropy
-from mri_alm.metrics import auc
-from mri_alm.networks_cifar import resnet10
+from mri_alm.alm.batches import StratifiedBatchSampler
+from mri_alm.alm.losses import BinaryCrossEntropy
+from mri_alm.cifar.batches import STATISTICS, BatchLoader, CropFlip, ImagePart
+from mri_alm.cifar.networks import resnet10
+from mri_alm.cifar.sets import ImageSet, binary_set
+from mri_alm.metrics.ranking import auc
+from mri_alm.networks import AutocastInferer
 
 BATCH, MU, DELTA = 64, 1e-4, 0.25
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mri_alm import constraint
-from mri_alm.constraint import ranking_violation
+from mri_alm.alm import constraint
+from mri_alm.alm.constraint import ranking_violation
 
 SIZES = ((8, 56), (64, 448), (512, 4096), (4096, 32768), (16384, 262144))
 DELTA = 0.25

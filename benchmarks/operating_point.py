@@ -23,14 +23,18 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from scipy.stats import beta
 
-from mri_alm.cohort import read_manifest
-from mri_alm.ensemble import TrainedRun
-from mri_alm.files import write_json
-from mri_alm.metrics import auc
-from mri_alm.operating_point import OperatingPoint
-from mri_alm.phantom import PhantomStudy, make_study
-from mri_alm.phantom_io import Row, write_cohort
-from mri_alm.threshold import fixed_fn_threshold, mean_miss_rate_threshold, neyman_pearson_threshold
+from mri_alm.bundle.trained_run import TrainedRun
+from mri_alm.cohort.manifest import read_manifest
+from mri_alm.metrics.ranking import auc
+from mri_alm.metrics.threshold import (
+    OperatingPoint,
+    fixed_fn_threshold,
+    mean_miss_rate_threshold,
+    neyman_pearson_threshold,
+)
+from mri_alm.phantom.cohort import Row, write_cohort
+from mri_alm.phantom.study import PhantomStudy, make_study
+from mri_alm.runtime.files import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "operating_point"

@@ -15,9 +15,9 @@ import numpy as np
 import SimpleITK as sitk  # noqa: N813
 from monai.data.image_reader import ITKReader, PydicomReader
 
-from mri_alm.dicom import read_series
-from mri_alm.dicom_file import silence_readers
 from mri_alm.errors import StudyError
+from mri_alm.imaging.dicom_files import silence_readers
+from mri_alm.imaging.exam import read_series
 
 Image = tuple[tuple[int, ...], tuple[float, ...]]  # voxels and their size in mm, both along x, y, z
 

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import SimpleITK as sitk  # noqa: N813
 
-from mri_alm.dicom import find_studies, read_study
-from mri_alm.diffusion import fit_adc
-from mri_alm.registration import image_centre, register_rigid
+from mri_alm.imaging.dicom_files import find_studies
+from mri_alm.imaging.diffusion import fit_adc
+from mri_alm.imaging.exam import read_study
+from mri_alm.imaging.registration import image_centre, register_rigid
 
 SHIFT_MM, ANGLE_DEG, BOX_MM = 6.0, 5.0, 50.0
 

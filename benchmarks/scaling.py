@@ -98,7 +98,7 @@ def training(patients: int, folder: Path) -> float:
 
 
 def manifest(rows: int, folder: Path) -> float:
-    from mri_alm.cohort import Cohort
+    from mri_alm.cohort.manifest import Cohort
 
     (folder / "small").mkdir()
     Cohort(empty_cohort(folder / "small", 100), splits=1)  # imports scikit-learn
@@ -112,8 +112,8 @@ def preparation(exams: int, folder: Path) -> float:
     from monai.bundle import ConfigParser
     from monai.transforms import Compose
 
-    from mri_alm.cohort import read_manifest
-    from mri_alm.phantom_io import make_cohort
+    from mri_alm.cohort.manifest import read_manifest
+    from mri_alm.phantom.cohort import make_cohort
 
     studies = read_manifest(make_cohort(folder / "phantom", train=exams, test=2))[:exams]
     parser = ConfigParser()
@@ -130,7 +130,7 @@ def scoring(exams: int, _: Path) -> float:
     from monai.data import DataLoader, Dataset
     from monai.engines import SupervisedEvaluator
 
-    from mri_alm.ensemble import Ensemble, collect
+    from mri_alm.bundle.trained_run import Ensemble, collect
     from mri_alm.networks import TwoBranchCNN
 
     items = [{"image": torch.randn(3, 40, 40, 28), "label": 0.0, "study": f"S{k}"} for k in range(exams)]
@@ -174,7 +174,7 @@ def multipliers_epoch(samples: int, _: Path) -> float:
 
 
 def sampler(samples: int, _: Path) -> float:
-    from mri_alm.batches import StratifiedBatchSampler
+    from mri_alm.alm.batches import StratifiedBatchSampler
 
     labels = [float(number % 9 == 0) for number in range(samples)]
     batches = StratifiedBatchSampler(labels, 8, 1)
@@ -187,9 +187,9 @@ def sampler(samples: int, _: Path) -> float:
 def figures(exams: int, _: Path) -> float:
     import numpy as np
 
-    from mri_alm.metrics import fpr_at_each_fn, fpr_at_tpr
-    from mri_alm.statistics import delong_auc
-    from mri_alm.threshold import fixed_fn_threshold, neyman_pearson_threshold
+    from mri_alm.metrics.ranking import fpr_at_each_fn, fpr_at_tpr
+    from mri_alm.metrics.threshold import fixed_fn_threshold, neyman_pearson_threshold
+    from mri_alm.metrics.uncertainty import delong_auc
 
     label = np.arange(exams) % 9 == 0
     score = 1 / (1 + np.exp(-np.random.default_rng(0).normal(label, 1)))
@@ -208,7 +208,7 @@ def cifar(batch: int, _: Path) -> float:
     import torch
 
     from mri_alm import AugmentedLagrangian
-    from mri_alm.networks_cifar import resnet10
+    from mri_alm.cifar.networks import resnet10
 
     network = resnet10()
     alm = AugmentedLagrangian(torch.nn.BCEWithLogitsLoss(), 10_000, mu=1e-3)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from mri_alm import AugmentedLagrangian
-from mri_alm.ensemble import Ensemble
+from mri_alm.bundle.trained_run import Ensemble
 from mri_alm.networks import TwoBranchCNN
 
 BATCH, SHAPE, REPEATS = 8, (3, 40, 40, 28), 7

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from mri_alm import AugmentedLagrangian
-from mri_alm.losses import BinaryCrossEntropy
+from mri_alm.alm.losses import BinaryCrossEntropy
 from mri_alm.networks import TwoBranchCNN
 
 

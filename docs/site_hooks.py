@@ -23,7 +23,12 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
         for path in sorted(ROOT.glob(pattern)):
             name = _site_name(path.relative_to(ROOT).as_posix())
             files.append(File.generated(config, name, abs_src_path=str(path)))
-    modules = {f"mri_alm.{path.stem}": path for path in sorted((ROOT / "mri_alm").glob("[a-z]*.py"))}
+    package = ROOT / "mri_alm"
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in sorted(package.rglob("*.py"))
+        if path not in (package / "__init__.py", package / "moved.py")
+    }
     for module in modules:
         files.append(File.generated(config, f"reference/{module}.md", content=f"# {module}\n\n::: {module}\n"))
     files.append(File.generated(config, "reference/index.md", content=_reference(modules)))
@@ -73,7 +78,7 @@ def _reference(modules: dict[str, Path]) -> str:
         )
     return (
         "# Reference\n\nOf every public class and function, from the docstrings. In a loop of your own you need "
-        "[`mri_alm.alm`](mri_alm.alm.md) and [`mri_alm.ranking`](mri_alm.ranking.md); programs are described by their "
+        "[`mri_alm.alm`](mri_alm.alm.md) and [`mri_alm.metrics`](mri_alm.metrics.md); programs are described by their "
         "`--help`.\n\n| module | what it is for |\n|---|---|\n" + "\n".join(rows) + "\n"
     )
 

@@ -1,89 +1,47 @@
 """Classifiers that hardly ever miss the rare, critical class: ALM-constrained training on MONAI.
 
-``import mri_alm`` reaches every module named here, so that ``$import mri_alm`` is all a bundle config needs. They are
-loaded when first used: torch and MONAI take seconds, and reading DICOM needs neither.
+The names below are the public face, loaded when first used: torch and MONAI take seconds, and reading DICOM needs
+neither. ``import mri_alm`` is all a bundle config needs; the sub-packages are loaded in the same way.
 """
 
-from importlib import import_module
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from mri_alm import moved
+from mri_alm.runtime.faces import faces
 
 if TYPE_CHECKING:
-    from mri_alm import (
-        batches,
-        bundle,
-        cache,
-        cifar_batches,
-        cifar_job,
-        cifar_sets,
-        cohort,
-        engine,
-        ensemble,
-        job,
-        losses,
-        losses_auc,
-        losses_monai,
-        losses_multiclass,
-        networks,
-        networks_cifar,
-        phantom_io,
-        processes,
-        ranking,
-        schedule,
-        scoring,
-        tasks,
-        transforms,
-        zoo,
-    )
-    from mri_alm.alm import AugmentedLagrangian
-    from mri_alm.constraint import ranking_violation
-    from mri_alm.ranking import RankingConstraint
-    from mri_alm.schedule import MuSchedule
+    from mri_alm.alm.constraint import RankingConstraint as RankingConstraint
+    from mri_alm.alm.constraint import ranking_violation as ranking_violation
+    from mri_alm.alm.lagrangian import AugmentedLagrangian as AugmentedLagrangian
+    from mri_alm.alm.schedule import MuSchedule as MuSchedule
+    from mri_alm.bundle.trained_run import TrainedRun as TrainedRun
+    from mri_alm.cohort.manifest import Cohort as Cohort
+    from mri_alm.errors import InputError as InputError
+    from mri_alm.errors import StudyError as StudyError
+    from mri_alm.evaluation.analysis import evaluate as evaluate
+    from mri_alm.metrics.threshold import OperatingPoint as OperatingPoint
+    from mri_alm.metrics.threshold import fixed_fn_threshold as fixed_fn_threshold
+    from mri_alm.metrics.threshold import neyman_pearson_threshold as neyman_pearson_threshold
 
 __version__ = version("mri-alm")
 
-__all__ = [
-    "AugmentedLagrangian",
-    "MuSchedule",
-    "RankingConstraint",
-    "batches",
-    "bundle",
-    "cache",
-    "cifar_batches",
-    "cifar_job",
-    "cifar_sets",
-    "cohort",
-    "engine",
-    "ensemble",
-    "job",
-    "losses",
-    "losses_auc",
-    "losses_monai",
-    "losses_multiclass",
-    "networks",
-    "networks_cifar",
-    "phantom_io",
-    "processes",
-    "ranking",
-    "ranking_violation",
-    "schedule",
-    "scoring",
-    "tasks",
-    "transforms",
-    "zoo",
-]
-_NAMES = {
-    "AugmentedLagrangian": "alm",
-    "MuSchedule": "schedule",
-    "RankingConstraint": "ranking",
-    "ranking_violation": "constraint",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """A module or name of ``__all__``, loaded on first use (PEP 562)."""
-    if name in _NAMES:
-        return getattr(import_module(f"mri_alm.{_NAMES[name]}"), name)
-    if name in __all__:
-        return import_module(f"mri_alm.{name}")
-    raise AttributeError(f"module 'mri_alm' has no attribute {name!r}")
+__getattr__, __all__ = faces(
+    __name__,
+    {
+        "": [
+            "alm", "bundle", "cifar", "cohort", "evaluation", "imaging", "metrics", "networks", "phantom", "runtime",
+            "scoring", "training", *moved.MODULES,
+        ],
+        "alm.constraint": ["RankingConstraint", "ranking_violation"],
+        "alm.lagrangian": ["AugmentedLagrangian"],
+        "alm.schedule": ["MuSchedule"],
+        "bundle.trained_run": ["TrainedRun"],
+        "cohort.manifest": ["Cohort"],
+        "errors": ["InputError", "StudyError"],
+        "evaluation.analysis": ["evaluate"],
+        "metrics.threshold": ["OperatingPoint", "fixed_fn_threshold", "neyman_pearson_threshold"],
+    },
+)  # fmt: skip
+__all__ = [name for name in __all__ if name not in moved.MODULES]
+moved.install()

@@ -1,14 +1,16 @@
 """Networks: one image tensor in, logits out."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
+from monai.inferers import SimpleInferer
 from monai.networks.blocks import ADN, Convolution
 from torch import Tensor, nn
+from torch.nn.functional import linear, normalize
+from torch.utils.checkpoint import checkpoint
 
 from mri_alm.errors import InputError
-from mri_alm.losses_multiclass import CosineContrast
 
 
 class TwoBranchCNN(nn.Module):
@@ -85,3 +87,83 @@ def _path(channels: int, features: Sequence[int], norm: Any) -> nn.Sequential:
         stages += [convolution, nn.MaxPool3d(2), ADN("NA", in_channels=width, act="RELU", norm=norm, norm_dim=3)]
         channels = width
     return nn.Sequential(*stages)
+
+
+class NormalizedLinear(nn.Module):
+    """Last layer that gives the cosine between the features and each class's direction: the head LDAM is made for.
+
+    Args:
+        in_features: Length F of the feature vector.
+        out_features: Number of classes C.
+
+    References:
+        Cao et al., NeurIPS 2019.
+    """
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        # Normal and not uniform: all directions are then equally likely at the start. Lengths do not matter.
+        self.weight = nn.Parameter(torch.randn(out_features, in_features))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features ``(B, F)`` -> cosines ``(B, C)`` in [-1, 1]; zero for a zero feature vector."""
+        return linear(normalize(features), normalize(self.weight))
+
+
+class CosineContrast(NormalizedLinear):
+    """`NormalizedLinear` for two classes as one logit: scale times (cosine of class 1 - cosine of class 0).
+
+    Args:
+        in_features: Length F of the feature vector.
+        scale: That of the loss, > 0.
+    """
+
+    def __init__(self, in_features: int, scale: float) -> None:
+        super().__init__(in_features, 2)
+        self.scale = scale
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features ``(B, F)`` -> logit ``(B, 1)`` in [-2 scale, 2 scale]."""
+        cosines = super().forward(features)
+        return self.scale * (cosines[:, 1:] - cosines[:, :1])
+
+
+def in_parts(network: nn.Module, image: Tensor, size: int) -> Tensor:
+    """The network's logits of a batch too large for memory, computed in parts and again in the backward pass.
+
+    The term couples all scores of a batch, so the losses of its parts do not add up to the loss of the whole (gradients
+    accumulated over micro-batches are those of another objective). This is exact: every score is there before the
+    loss, and one part's activations at a time are in memory. It costs one more forward pass. Random numbers
+    (dropout) repeat; running statistics of batch normalisation are updated twice, with the same values.
+
+    Args:
+        network: Maps ``(b, ...)`` to ``(b, ...)``.
+        image: ``(B, ...)``.
+        size: Samples per part, >= 1.
+    """
+    return torch.cat(
+        [cast(Tensor, checkpoint(network, part, use_reentrant=False)) for part in torch.split(image, size)]
+    )
+
+
+class AutocastInferer(SimpleInferer):
+    """Run the network in bfloat16 where that is faster (GPUs, CPUs with instructions for it); logits are float32.
+
+    Args:
+        enabled: False runs in the weights' own type.
+        micro_batch: Samples in memory at a time, see :func:`mri_alm.networks.in_parts`; None: the whole batch.
+    """
+
+    def __init__(self, enabled: bool = False, micro_batch: int | None = None) -> None:
+        super().__init__()
+        if micro_batch is not None and micro_batch < 1:
+            raise InputError(f"micro_batch must be 1 or more exams, or None for the whole batch, got {micro_batch}.")
+        self.enabled, self.micro_batch = enabled, micro_batch
+
+    def __call__(self, inputs: Tensor, network: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Logits of ``inputs``."""
+        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.enabled):
+            if self.micro_batch and torch.is_grad_enabled():
+                return in_parts(network, inputs, self.micro_batch).float()
+            logits: Tensor = super().__call__(inputs, network, *args, **kwargs)
+        return logits.float()

@@ -12,21 +12,18 @@ import sys
 import warnings
 from pathlib import Path
 
-from mri_alm.atomic import private_files
-from mri_alm.benchmark_multiclass import to_rows, write_multiclass_report
-from mri_alm.benchmark_plan import Table, read_results
-from mri_alm.benchmark_report import make_report, to_markdown, write_report
-from mri_alm.benchmark_run import train_missing
-from mri_alm.bundle import user_errors
-from mri_alm.tasks import Pool
-
-TABLES = Path(__file__).with_name("benchmark_tables.json")
+from mri_alm.bundle.config import user_errors
+from mri_alm.cifar.long_tail_report import to_rows, write_multiclass_report
+from mri_alm.cifar.report import make_report, to_markdown, write_report
+from mri_alm.cifar.table import TABLES, Table, read_results, train_missing
+from mri_alm.runtime.atomic import private_files
+from mri_alm.runtime.tasks import Pool
 
 
 def main() -> int:
     """Parse the arguments, train what is missing, write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", required=True, help="name of a table of pipelines/benchmark_tables.json")
+    parser.add_argument("--table", required=True, help="name of a table of mri_alm/cifar/tables.json")
     parser.add_argument(
         "--protocol", default="quick", help="paper: as published; quick: smaller, declared in the tables' file"
     )

@@ -13,11 +13,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mri_alm.atomic import private_files, sweep
 from mri_alm.errors import InputError
-from mri_alm.evaluation_files import in_words, pictures_beside, write_evaluation
-from mri_alm.full_evaluation import evaluate
-from mri_alm.locks import only_user
+from mri_alm.evaluation.analysis import evaluate
+from mri_alm.evaluation.report import in_words, pictures_beside, write_evaluation
+from mri_alm.runtime.atomic import private_files, sweep
+from mri_alm.runtime.locks import only_user
 
 
 def named_files(texts: Sequence[str]) -> dict[str, Path]:

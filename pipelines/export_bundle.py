@@ -12,10 +12,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mri_alm.atomic import private_files
-from mri_alm.bundle import user_errors
-from mri_alm.ensemble import TrainedRun
-from mri_alm.zoo import export_bundle
+from mri_alm.bundle.config import user_errors
+from mri_alm.bundle.export import export_bundle
+from mri_alm.bundle.trained_run import TrainedRun
+from mri_alm.runtime.atomic import private_files
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

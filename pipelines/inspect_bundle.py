@@ -14,8 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mri_alm.bundle import user_errors
-from mri_alm.inspection import inspect_bundle
+from mri_alm.bundle.config import user_errors
+from mri_alm.bundle.inspection import inspect_bundle
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

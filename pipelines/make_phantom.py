@@ -1,11 +1,8 @@
 """Write a cohort of synthetic prostate exams with a manifest, for trying out the whole job without patient data.
 
     python pipelines/make_phantom.py cohorts/phantom --train 270 --test 90
-    python pipelines/make_phantom.py cohorts/real_anatomy --train 72 --test 27 --template EXAMS --masks MASKS
 
-With --template the lesions are implanted into real exams, warped at random. Training and test studies then share the
-few templates, so such a cohort only shows that everything runs. No number from either kind is a clinical one.
-Starting a stopped command again completes the cohort.
+No number from it is a clinical one. Starting a stopped command again completes the cohort.
 """
 
 import argparse
@@ -15,8 +12,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from mri_alm.errors import InputError
-from mri_alm.phantom_io import make_cohort
-from mri_alm.phantom_template import make_template_cohort
+from mri_alm.phantom.cohort import make_cohort
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -28,19 +24,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ratio", type=int, default=8, help="negatives per positive (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="another seed, another cohort (default %(default)s)")
     parser.add_argument("--form", choices=("nifti", "dicom"), default="nifti", help="file format (default %(default)s)")
-    parser.add_argument(
-        "--template",
-        type=Path,
-        metavar="DIR",
-        help="one sub-folder per real exam: t2, adc and hbv.nii.gz or a DICOM study, with zones.nii.gz "
-        "(1 peripheral, 2 transition) or gland.nii.gz where there are any; NIfTI output only",
-    )
-    parser.add_argument(
-        "--masks",
-        type=Path,
-        metavar="DIR",
-        help="where NAME_zones.nii.gz and NAME_gland.nii.gz of the template sub-folders NAME lie, if not inside them",
-    )
     return parser.parse_args(arguments)
 
 
@@ -55,16 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
             bar.update(done - bar.n)
 
         try:
-            if options.template is None:
-                if options.masks:
-                    raise InputError("--masks belongs to --template: name the folder with the exams too.")
-                manifest = make_cohort(options.folder, **sizes, form=options.form, progress=progress)
-            else:
-                if options.form != "nifti":
-                    raise InputError("--template writes NIfTI only: leave --form out.")
-                manifest = make_template_cohort(
-                    options.folder, options.template, masks=options.masks, **sizes, progress=progress
-                )
+            manifest = make_cohort(options.folder, **sizes, form=options.form, progress=progress)
         except InputError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2

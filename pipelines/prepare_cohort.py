@@ -13,11 +13,10 @@ import logging
 import sys
 from pathlib import Path
 
-from mri_alm.cohort_check import check_cohort
-from mri_alm.cohort_text import dry_run, summary_text
-from mri_alm.dicom_file import silence_readers
+from mri_alm.cohort.overview import check_cohort, dry_run, summary_text
+from mri_alm.cohort.prepare_cohort import Order, prepare_cohort
 from mri_alm.errors import InputError
-from mri_alm.prepared_cohort import Order, prepare_cohort
+from mri_alm.imaging.dicom_files import silence_readers
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:

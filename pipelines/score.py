@@ -16,12 +16,12 @@ from pathlib import Path
 
 from monai.bundle import ConfigWorkflow
 
-from mri_alm.atomic import private_files, sweep
-from mri_alm.bundle import user_errors
+from mri_alm.bundle.config import user_errors
 from mri_alm.errors import InputError
-from mri_alm.files import write_csv
-from mri_alm.locks import only_user
-from mri_alm.scoring import key_table
+from mri_alm.runtime.atomic import private_files, sweep
+from mri_alm.runtime.locks import only_user
+from mri_alm.runtime.tables import write_csv
+from mri_alm.scoring.new_exams import key_table
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 

@@ -13,20 +13,17 @@ import sys
 import warnings
 from pathlib import Path
 
-from mri_alm.atomic import private_files
-from mri_alm.benchmark_plan import Table
-from mri_alm.benchmark_run import train_one
-from mri_alm.bundle import user_errors
-from mri_alm.search import Search, points, train_and_validate, write_tuned
-from mri_alm.tasks import Pool, joined
-
-TABLES = Path(__file__).with_name("benchmark_tables.json")
+from mri_alm.bundle.config import user_errors
+from mri_alm.cifar.search import Search, points, train_and_validate, write_tuned
+from mri_alm.cifar.table import TABLES, Table, train_one
+from mri_alm.runtime.atomic import private_files
+from mri_alm.runtime.tasks import Pool, joined
 
 
 def main() -> int:
     """Parse the arguments, search stage by stage, write what was chosen."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", required=True, help="name of a table of pipelines/benchmark_tables.json")
+    parser.add_argument("--table", required=True, help="name of a table of mri_alm/cifar/tables.json")
     parser.add_argument("--protocol", default="quick", help="paper or quick")
     parser.add_argument("--methods", nargs="+", help="rows such as a_fl alm_a_fl (default: the paper's)")
     parser.add_argument("--runs", type=int, default=10, help="trainings per point (the paper: 10)")
@@ -56,7 +53,7 @@ def main() -> int:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger("mri_alm.search").setLevel(logging.INFO)
+    logging.getLogger("mri_alm.cifar.search").setLevel(logging.INFO)
     logging.captureWarnings(True)
     warnings.filterwarnings("ignore", message="parsing config_file")
     sys.exit(main())

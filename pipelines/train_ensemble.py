@@ -14,7 +14,7 @@ import warnings
 from fire.parser import DefaultParseValue
 from monai.bundle import ConfigWorkflow
 
-from mri_alm.bundle import user_errors
+from mri_alm.bundle.config import user_errors
 from mri_alm.errors import InputError
 
 

@@ -10,7 +10,7 @@ import SimpleITK as sitk  # noqa: N813
 from dicom_writer import Scan, write
 from pydicom.dataset import Dataset
 
-from mri_alm.prepared_cohort import Order, Outcome, prepare_cohort
+from mri_alm.cohort.prepare_cohort import Order, Outcome, prepare_cohort
 
 GRID = {"spacing": [2, 2, 3], "size": [12, 12, 6]}
 SHAPE = (6, 20, 20)  # slices, rows, columns of every image, on one grid of 2 x 2 x 3 mm

@@ -22,15 +22,15 @@ from typing import Any
 import monai.bundle
 import torch
 from small_cohort import train
-from test_engine import training
+from small_training import training
 
-import mri_alm.job
-import mri_alm.workers
-from mri_alm.atomic import sweep
-from mri_alm.files import load_tensors
-from mri_alm.prepared_cohort import Order, prepare_cohort
+import mri_alm.cohort.prepare_cohort
+import mri_alm.training.run
+from mri_alm.bundle.checkpoints import load_tensors
+from mri_alm.cohort.prepare_cohort import Order, prepare_cohort
+from mri_alm.runtime.atomic import sweep
 
-assert mri_alm.job, monai.bundle
+assert mri_alm.training.run, monai.bundle
 EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.truncate", "shutil.rmtree"}
 BRANDED = ("events.out", "config.json", "report.html")  # name the moment, or the folder
 
@@ -50,7 +50,9 @@ def cohort(folder: Path, source: Path) -> None:
     folder.mkdir(exist_ok=True)
     if not (folder / "salt").exists():
         (folder / "salt").write_text("0" * 32)  # it is drawn at random otherwise, and names depend on it
-    mri_alm.workers.prepare_apart = lambda preparation, job: preparation.prepare(job)  # tested in test_workers.py
+    mri_alm.cohort.prepare_cohort.prepare_apart = lambda preparation, job: preparation.prepare(
+        job
+    )  # tested in test_workers.py
     prepare_cohort(Order(source, folder, rules=source.parent / "rules.json", resume=True, workers=1))
 
 

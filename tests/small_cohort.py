@@ -1,6 +1,7 @@
 """A cohort of tiny NIfTI files that is made and prepared in a second, and the main config run on it in-process."""
 
 import csv
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -78,3 +79,13 @@ def train(manifest: Path, run_dir: Path, **overrides: Any) -> Path:
     """The whole main job."""
     workflow(manifest, run_dir, **overrides).run()
     return run_dir
+
+
+def command(manifest: Path, run_dir: Path, cache: Path, **overrides: Any) -> list[str]:
+    settings = SETTINGS | {"cohort": manifest, "run_dir": run_dir, "cache_dir": cache} | overrides
+    words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    return [sys.executable, "-m", "monai.bundle", "run", "--config_file", CONFIG, *words]
+
+
+def snapshot(run: Path) -> dict[str, tuple[int, bytes]]:
+    return {str(p.relative_to(run)): (p.stat().st_mtime_ns, p.read_bytes()) for p in run.rglob("*") if p.is_file()}

@@ -14,7 +14,7 @@ from small_cifar import write_cifar10
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from mri_alm.metrics import auc
+from mri_alm.metrics.ranking import auc
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 # Why a block is not run. Every reason is also a promise to the reader: what it needs.
@@ -24,16 +24,16 @@ REASONS = (
     "needs a public archive",
     "needs exams that are not in the repository",
     "needs Lightning or Transformers",
-    "needs two processes for one model; tests/test_processes.py runs them",
+    "needs two processes for one model; tests/alm/test_processes.py runs them",
     "builds for a minute; CI runs it",
     "asks a service on the network; CI does not",
-    "downloads a schema; tests/test_zoo.py runs it with one of its own",
+    "downloads a schema; tests/bundle/test_zoo.py runs it with one of its own",
     "starts a server",
     "needs SLURM; tests/test_slurm.py runs it with a stand-in",
     "the loop's model and data are the reader's; a test of its own runs it",
     "measures for minutes or hours",
     "needs the CIFAR archives",
-    "trains for minutes; tests/test_search.py searches a small table",
+    "trains for minutes; tests/cifar/test_search.py searches a small table",
     "needs a cluster, Ray or several GPUs",
 )
 _LINK = re.compile(r"(?<!!)\[[^\]\n]*\]\(([^)\s]+)\)")

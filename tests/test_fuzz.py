@@ -49,6 +49,6 @@ def test_an_error_of_our_own_is_not_taken_for_damage(sources, monkeypatch):
     def broken(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("mri_alm.series.b_value", broken)
+    monkeypatch.setattr("mri_alm.imaging.series.b_value", broken)
     with pytest.raises(ZeroDivisionError, match=r"^$"):
         read("dicom", sources["dicom"])

@@ -1,6 +1,6 @@
 """From DICOM to report: nothing that identifies a patient is in any file or line that training, scoring, reports write.
 
-tests/test_prepare_identity.py does the same for the preparation of a cohort.
+tests/cohort/test_prepare_identity.py does the same for the preparation of a cohort.
 """
 
 import shutil
@@ -14,9 +14,9 @@ from typing import Any
 import pydicom
 import pytest
 from exams import dicom_exam, prepare, write_text
+from identity import DATE, MARK, NUMBER, UID, leaks, plant
 from programs import load_program
 from small_cohort import train
-from test_prepare_identity import DATE, MARK, NUMBER, UID, leaks, plant
 
 TRACKING = "mlflow" if find_spec("mlflow") else None
 EXAMS = 9  # of patients P0 to P8; every third is positive, the last three are the test cohort

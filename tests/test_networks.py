@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from mri_alm.cifar.networks import resnet10, resnet32
 from mri_alm.errors import InputError
 from mri_alm.networks import TwoBranchCNN
-from mri_alm.networks_cifar import resnet10, resnet32
 
 DOCUMENTATION = " ".join((TwoBranchCNN.__doc__ or "").split())
 CONFIG = json.loads((Path(__file__).parents[1] / "configs" / "prostate_alm.json").read_text())

@@ -10,7 +10,7 @@ import pytest
 import torch
 from small_cohort import SETTINGS, train
 
-from mri_alm.files import load_tensors
+from mri_alm.bundle.checkpoints import load_tensors
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "slurm"

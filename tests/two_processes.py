@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mri_alm import AugmentedLagrangian, MuSchedule, RankingConstraint
-from mri_alm.batches import ProcessShare, in_parts
-from mri_alm.losses import BinaryCrossEntropy
-from mri_alm.losses_auc import MiniBatchAUC
-from mri_alm.losses_multiclass import CrossEntropy
-from mri_alm.processes import rank
+from mri_alm.alm.batches import ProcessShare
+from mri_alm.alm.losses import BinaryCrossEntropy, MiniBatchAUC
+from mri_alm.alm.losses_multiclass import CrossEntropy
+from mri_alm.alm.processes import rank
+from mri_alm.networks import in_parts
 
 SAMPLES = 30
 CASES: dict[str, dict[str, Any]] = {

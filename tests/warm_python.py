@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 MODULES = (
-    "monai.bundle", "mri_alm.job", "mri_alm.scoring", "mri_alm.engine", "mri_alm.transforms", "mri_alm.networks",
-    "mri_alm.losses_monai", "mri_alm.evaluation_files", "mri_alm.cohort_text", "sklearn.model_selection",
+    "monai.bundle", "mri_alm.training.run", "mri_alm.scoring.new_exams", "mri_alm.training.engine",
+    "mri_alm.bundle.transforms", "mri_alm.networks", "mri_alm.alm.losses_monai", "mri_alm.evaluation.report",
+    "mri_alm.cohort.overview", "sklearn.model_selection",
 )  # fmt: skip
 
 

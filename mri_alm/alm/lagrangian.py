@@ -1,0 +1,353 @@
+"""The augmented Lagrangian of the paper: base loss, ranking constraints, multipliers, penalty.
+
+Plain PyTorch; nothing here knows about MONAI. A training loop has three calls to make::
+
+    objective = AugmentedLagrangian(torch.nn.BCEWithLogitsLoss(), num_samples=len(dataset))
+    objective(model(x), label, index).backward(); optimizer.step(); objective.dual_step()   # every batch
+    objective.end_epoch(validation_auc)                                                      # every epoch
+"""
+
+import math
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mri_alm.alm.constraint import RankingConstraint, Violations, class_scores
+from mri_alm.alm.processes import first_visits, gather, world_size
+from mri_alm.alm.schedule import MuSchedule, check_mu
+from mri_alm.errors import InputError, one_of
+
+_NAMES = ("base_loss", "alm_term", "base_gradient", "alm_gradient", "satisfied", "constraints", "batches", "active")
+
+
+class EpochSums(nn.Module):
+    """Sums since they were last taken; no part of a checkpoint, which is written between epochs."""
+
+    sums: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("sums", torch.zeros(len(_NAMES), dtype=torch.float64), persistent=False)
+
+    @torch.no_grad()
+    def add(self, logits: Tensor, base: Tensor, term: Tensor, found: Violations, *, measuring: bool) -> None:
+        """Add one batch; gradients are taken on the logits, so this costs next to nothing.
+
+        Args:
+            logits: ``(B,)`` or ``(B, C)``, of which the others are functions.
+            base: The base loss, a scalar.
+            term: The ALM term, a scalar, or with ``measuring`` what would be it for mu = 1.
+            found: The batch's constraints.
+            measuring: The term is no part of the objective yet: only its gradient counts.
+        """
+        norms = torch.zeros(2, dtype=torch.float64, device=logits.device)
+        if found.active and logits.requires_grad:
+            gradients = [torch.autograd.grad(part, logits, retain_graph=True)[0] for part in (base, term)]
+            norms = torch.stack([gradient.double().norm() for gradient in gradients])
+        values = torch.stack([base.detach().double(), torch.zeros_like(term) if measuring else term.detach()])
+        counts = [float(len(found.q)) * found.active, 1.0, float(found.active)]
+        satisfied = ((found.q == 0).sum() * found.active).double().view(1)
+        self.sums += torch.cat(
+            [values, norms, satisfied, torch.tensor(counts, dtype=torch.float64, device=logits.device)]
+        )
+
+    def take(self) -> dict[str, float]:
+        """The sums by name; they start anew."""
+        values = self.sums.tolist()
+        self.sums.zero_()
+        return dict(zip(_NAMES, values, strict=True))
+
+
+def averages(sums: dict[str, float], *, measuring: bool) -> dict[str, float]:
+    """Of an epoch's sums, what `AugmentedLagrangian.end_epoch` reports of them."""
+    return {
+        "base_loss": ratio(sums["base_loss"], sums["batches"]),
+        "alm_term": ratio(sums["alm_term"], sums["batches"]),
+        "gradient_ratio": 0.0 if measuring else ratio(sums["alm_gradient"], sums["base_gradient"]),
+        "satisfied": ratio(sums["satisfied"], sums["constraints"]),
+        "batches_without_positives": sums["batches"] - sums["active"],
+    }
+
+
+def ratio(numerator: float, denominator: float) -> float:
+    """A mean or a ratio; 0 where there was nothing to divide by."""
+    return numerator / denominator if denominator else 0.0
+
+
+class AugmentedLagrangian(nn.Module):
+    r"""Base loss plus one ranking constraint per critical sample, weighted by its own multiplier (Eq. 5).
+
+    .. math:: F + \frac{\mu}{2|p||n|} \sum_j q_j^2 + \frac{1}{|p||n|} \sum_j \lambda_j q_j
+
+    with :math:`q_j` from :mod:`mri_alm.alm.constraint` and :math:`|p|, |n|` counted in the batch. The multipliers, mu
+    and the schedule's memory are buffers: they are saved, loaded and moved with the module. A batch without positives
+    or without negatives adds an exact zero, moves no multiplier, and is counted.
+
+    Under ``torch.distributed`` every process calls it on its own share of the batch; the shares are gathered, what two
+    processes have alike is counted once, and all compute the whole objective and move all multipliers alike. With
+    gradients averaged over the processes (``DistributedDataParallel``) this is what one process would do.
+
+    Under mixed precision the scores enter in float32 and outside autocast.
+
+    Args:
+        base: Maps ``(logits, label)`` to a scalar: ``(B,)`` and floating 0 or 1, or ``(B, C)`` and int64 classes when
+            the constraint has ``critical`` classes.
+        num_samples: Number of samples of the cohort; sample indices lie in ``[0, num_samples)``.
+        mu: Initial penalty mu0 >= 0. Zero trains the base loss alone. ``"auto"`` trains the first epoch on the base
+            loss alone and measures it; mu0 is then set so that the ALM term's gradient on the logits starts at
+            the schedule's ``auto_ratio`` times the base loss's.
+        constraint: What is compared, by which margin. Default: the paper's binary constraint, delta 0.25.
+        schedule: When mu grows.
+        acting: ``"all"`` constraints of a batch reach the gradient; ``"last"``: only the last one, while all
+            multipliers move (what the authors' published code does).
+        dual_update: ``"per_visit"`` (the paper): a multiplier moves after each batch that has its sample.
+            ``"per_epoch"``: once at the end of the epoch, by mu times the mean of q over the sample's visits: a
+            sampler that repeats positives then does not multiply their steps.
+        bank: Keep the scores of this many earlier negatives, without gradient, as further negatives of every
+            batch. The quadratic term over a small batch overestimates (by the variance of the sum); a bank
+            of N scores makes it nearly that of a batch of N, with scores that are some steps old. Binary, per positive.
+
+    Raises:
+        InputError: If an argument is out of its range.
+
+    References:
+        Sangalli et al., "Constrained Optimization to Train Neural Networks on Critical and Under-Represented
+        Classes", NeurIPS 2021, Eq. 5 and Algorithm 1.
+    """
+
+    multipliers: Tensor
+    mu: Tensor
+    mu0: Tensor
+    epoch: Tensor
+    previous_metric: Tensor
+    frozen: Tensor
+    resting: Tensor
+    negatives: Tensor
+    _visits: Tensor
+    _late: Tensor
+    row: Tensor
+
+    def __init__(
+        self,
+        base: nn.Module,
+        num_samples: int,
+        *,
+        mu: float | Literal["auto"] = 1e-5,
+        constraint: RankingConstraint | None = None,
+        schedule: MuSchedule | None = None,
+        acting: Literal["all", "last"] = "all",
+        dual_update: Literal["per_visit", "per_epoch"] = "per_visit",
+        bank: int = 0,
+    ) -> None:
+        super().__init__()
+        self.constraint, self.schedule = constraint or RankingConstraint(), schedule or MuSchedule()
+        check_mu(mu)
+        if bank < 0 or (bank and (self.constraint.critical is not None or self.constraint.per != "positive")):
+            raise InputError(f"bank must be 0 or more, and 0 unless constraints are binary per positive, got {bank}.")
+        if num_samples < 1:
+            raise InputError(f"num_samples must be 1 or more, got {num_samples}.")
+        one_of("acting", acting, ("all", "last"))
+        one_of("dual_update", dual_update, ("per_visit", "per_epoch"))
+        self.base = base
+        self.acting, self.dual_update = acting, dual_update
+        self.num_samples = num_samples
+        mu0 = float("nan") if mu == "auto" else float(mu)  # NaN: to be measured in the first epoch
+        pairs = self.constraint.per == "pair"  # multipliers come with their positives, see _keys
+        slots = 0 if pairs else num_samples
+        self.register_buffer("multipliers", torch.zeros(slots, dtype=torch.float64))
+        self.register_buffer("mu", torch.tensor(0.0 if mu == "auto" else mu0, dtype=torch.float64))
+        self.register_buffer("mu0", torch.tensor(mu0, dtype=torch.float64))
+        self.register_buffer("epoch", torch.tensor(0))
+        self.register_buffer("previous_metric", torch.tensor(float("nan"), dtype=torch.float64))
+        self.register_buffer("frozen", torch.tensor(False))
+        self.register_buffer("resting", torch.tensor(False))
+        self.register_buffer("negatives", torch.full((bank,), float("nan"), dtype=torch.float64))  # newest last
+        self.register_buffer("_visits", torch.zeros(slots, dtype=torch.int32), persistent=False)
+        self.register_buffer("_late", torch.zeros(slots, dtype=torch.float64), persistent=False)
+        self.register_buffer("row", torch.full((num_samples if pairs else 0,), -1), persistent=pairs)
+        self._sums = EpochSums()
+        self._pending: tuple[Tensor, Tensor] | None = None
+
+    def forward(self, logits: Tensor, label: Tensor, index: Tensor) -> Tensor:
+        """Objective of one batch, and the violations remembered for :meth:`dual_step`.
+
+        Args:
+            logits: ``(B,)`` or ``(B, 1)``; ``(B, C)`` when the constraint has critical classes.
+            label: ``(B,)`` or ``(B, 1)``, 1 for the critical class, 0 otherwise; or classes in [0, C).
+            index: ``(B,)`` int64, the permanent index of each sample in the cohort.
+
+        Returns:
+            Scalar.
+
+        Raises:
+            InputError: If ``index`` is not int64 (floats are wrong above 2**24, bool and uint8 are taken for masks).
+        """
+        if index.dtype != torch.int64:
+            raise InputError(f"Sample indices must be int64, got {index.dtype}: other types lose or mistake indices.")
+        with torch.autocast(logits.device.type, enabled=False):
+            logits, label, index = self._batch(logits, label, index)
+            base = self.base(logits, label)
+            found = self.constraint(logits, label, self._bank(logits))
+            key = self._keys(index[found.owner])
+            acting = slice(-1, None) if self.acting == "last" else slice(None)
+            q = found.q[acting]
+            quadratic = (q * q).sum() / (2 * found.normaliser)
+            term = self.mu * quadratic + (self.multipliers[key[acting]] * q).sum() / found.normaliser
+            if self.training and torch.is_grad_enabled():
+                self._pending = (key, found.q.detach())
+                part = quadratic if self._measuring else term
+                self._sums.add(logits, base, part, found, measuring=self._measuring)
+                self._remember(logits, label)
+            return cast(Tensor, base + term.to(base.dtype))
+
+    @torch.no_grad()
+    def diagnose(self, logits: Tensor, label: Tensor) -> dict[str, float]:
+        r"""The objective's parts on other samples, such as a validation set; moves nothing.
+
+        Args:
+            logits: As in :meth:`forward`.
+            label: As in :meth:`forward`.
+
+        Returns:
+            ``loss`` (base loss), ``violation`` (mean of q_j / \|n\|, in units of the score: 0 when all critical
+            samples win by the margin) and ``satisfied`` (share with q_j = 0); the latter two 0 without both classes.
+        """
+        logits, label = self._tensors(logits, label)
+        found = self.constraint(logits, label)
+        count = max(len(found.q), 1)
+        mean = found.q.sum() / (found.normaliser if self.constraint.normalisation == "paper" else count)
+        return {
+            "loss": float(self.base(logits, label)),
+            "violation": float(mean) if found.active else 0.0,
+            "satisfied": float((found.q == 0).sum() / count) if found.active else 0.0,
+        }
+
+    @torch.no_grad()
+    def dual_step(self, *, skip: bool = False) -> None:
+        """lambda_j += mu q_j for the last batch (Algorithm 1, line 7); call after the optimiser step.
+
+        q is that of the forward pass, before the optimiser moved the weights. Does nothing when q was not finite, or
+        the schedule lets the multipliers rest.
+
+        Args:
+            skip: The optimiser did not step (a gradient scaler found an infinity): the multipliers stay as well.
+        """
+        pending, self._pending = self._pending, None
+        if pending is None or skip:
+            return
+        key, q = pending
+        finite = torch.isfinite(q).all()
+        q = torch.where(finite & ~self.resting, q, 0.0)
+        if self.dual_update == "per_epoch":
+            self._late.index_add_(0, key, q)
+        else:
+            self.multipliers.index_add_(0, key, self.mu * q)
+        self._visits.index_add_(0, key, finite.to(torch.int32).expand(len(key)))
+
+    def end_epoch(self, metric: float) -> dict[str, float]:
+        """Close an epoch: report what the constraint did, then let mu follow the validation metric.
+
+        Args:
+            metric: Validation metric, larger is better (the paper: AUC). NaN lets mu rest; ``mu="auto"`` is still
+                measured after the first epoch.
+
+        Returns:
+            ``base_loss`` and ``alm_term`` (mean over batches), ``gradient_ratio`` (norm of the ALM term's gradient
+            on the logits over the base loss's, on batches with both classes), ``satisfied`` (share of their
+            constraints with q = 0), ``lambda_mean`` and ``lambda_max`` (over the positives seen), ``mu`` (of the
+            epoch that ended), ``mu_next``, ``batches_without_positives`` (or without negatives).
+        """
+        if self.dual_update == "per_epoch":
+            self.multipliers += self.mu * self._late / self._visits.clamp(min=1)
+            self._late.zero_()
+        sums, seen = self._sums.take(), self.multipliers[self._visits > 0]
+        report = averages(sums, measuring=self._measuring) | {
+            "lambda_mean": float(seen.mean()) if len(seen) else 0.0,
+            "lambda_max": float(seen.max()) if len(seen) else 0.0,
+            "mu": float(self.mu),
+        }
+        self.resting.fill_(self.schedule.rests(report["gradient_ratio"]))
+        self.epoch += 1
+        if self._measuring:
+            self._set_mu0(ratio(sums["base_gradient"], sums["alm_gradient"]) * self.schedule.auto_ratio)
+        else:
+            self._grow(metric)
+        if not math.isnan(metric):
+            self.previous_metric.fill_(metric)
+        self._visits.zero_()
+        return {**report, "mu_next": float(self.mu)}
+
+    def _grow(self, metric: float) -> None:
+        if self.schedule.stop_at_one and metric >= 1:
+            self.frozen.fill_(True)
+        if math.isnan(metric) or bool(self.frozen | self.resting):
+            return
+        if self.schedule.grows(int(self.epoch), metric, float(self.previous_metric)):
+            self.mu.copy_((self.mu * self.schedule.rho).clamp(max=self.schedule.ceiling(float(self.mu0))))
+
+    @property
+    def _measuring(self) -> bool:
+        return bool(torch.isnan(self.mu0))
+
+    def _set_mu0(self, value: float) -> None:
+        if 0 < value < float("inf"):  # zero when no constraint was violated yet: measure one more epoch
+            self.mu0.fill_(value)
+            self.mu.fill_(value)
+
+    def _tensors(self, logits: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        logits, label = _plain(logits), _plain(label).flatten()
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        if self.constraint.critical is None:
+            return logits.flatten(), label.to(logits.dtype)
+        return logits, label.long()
+
+    def _batch(self, logits: Tensor, label: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits, label = self._tensors(logits, label)
+        index = _plain(index).flatten()
+        if world_size() == 1:
+            return logits, label, index
+        logits, label, index = gather(logits, label, index)
+        rows = first_visits(index)
+        return logits[rows], label[rows], index[rows]
+
+    def _keys(self, owner: Tensor) -> Tensor:
+        """Which multiplier ``(K,)`` belongs to each constraint, given its owner's index ``(K,)``, or both of a pair.
+
+        A positive gets its row of pairs when it is first met: most samples are negatives, and would have empty ones.
+        """
+        if self.constraint.per != "pair":
+            return owner
+        positive, negative = owner.unbind(1)
+        new = torch.unique(positive[self.row[positive] < 0])
+        rows = len(self.multipliers) // self.num_samples
+        if len(new):
+            self.row[new] = torch.arange(rows, rows + len(new), device=new.device)
+            self._resize((rows + len(new)) * self.num_samples)
+        return self.row[positive] * self.num_samples + negative
+
+    def _resize(self, slots: int) -> None:
+        for name in ("multipliers", "_visits", "_late"):
+            setattr(self, name, functional.pad(getattr(self, name), (0, slots - len(getattr(self, name)))))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        if self.constraint.per == "pair":
+            self._resize(len(state_dict.get(f"{prefix}multipliers", self.multipliers)))
+        state_dict.setdefault(f"{prefix}resting", self.resting)  # checkpoints of before
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def _bank(self, logits: Tensor) -> Tensor | None:
+        return self.negatives[~self.negatives.isnan()].to(logits.dtype) if len(self.negatives) else None
+
+    @torch.no_grad()
+    def _remember(self, logits: Tensor, label: Tensor) -> None:
+        """Put the batch's negatives into the bank, in place of the oldest."""
+        if len(self.negatives):
+            new = class_scores(logits, self.constraint.score, scale=self.constraint.scale)[label == 0].double()
+            self.negatives.copy_(torch.cat([self.negatives, new])[-len(self.negatives) :])
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """Without MONAI's metadata, which would slow every operation down."""
+    return cast(Tensor, tensor.as_tensor() if hasattr(tensor, "as_tensor") else tensor)

@@ -1,0 +1,146 @@
+"""When the penalty coefficient mu grows, and the named sets of choices where the paper and its authors' code differ."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mri_alm.alm.constraint import ScoreKind
+from mri_alm.errors import InputError
+
+
+@dataclass(frozen=True)
+class MuSchedule:
+    """When mu grows: after an epoch whose validation metric fell (Algorithm 1, line 10).
+
+    Args:
+        rho: Factor of a growth step, > 1.
+        margin: The metric must fall by more than this, >= 0. The paper says "by a margin" without its size.
+        cap: mu never exceeds ``cap * mu0``; None (the paper) lets it grow without end; ``"official"`` (the authors'
+            code) is rho^5 for mu0 < 1e-3 and rho^3 otherwise.
+        start_epoch: First epoch (from 1) after which mu may grow.
+        forced_epoch: Epoch after which mu grows whatever the metric did (the authors' code of 2022: 3); None: never.
+        stop_at_one: Growth ends for good once the metric reaches 1 (the authors' code).
+        auto_ratio: With ``mu="auto"``, the gradient ratio at which mu0 starts; > 0.
+        ratio_cap: After an epoch whose gradient ratio was larger, mu and the multipliers rest for an epoch, > 0; None
+            (the paper): never. Multipliers do not decrease, so that over many epochs they outgrow any base loss.
+    """
+
+    rho: float = 2.0
+    margin: float = 0.0
+    cap: float | Literal["official"] | None = None
+    start_epoch: int = 1
+    forced_epoch: int | None = None
+    stop_at_one: bool = False
+    auto_ratio: float = 0.1
+    ratio_cap: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be meant."""
+        if not self.rho > 1:
+            raise InputError(f"rho must be greater than 1, got {self.rho}: mu grows by this factor.")
+        if not self.margin >= 0:
+            raise InputError(f"mu_margin must be 0 or more, got {self.margin}.")
+        if isinstance(self.cap, str) and self.cap != "official":
+            raise InputError(f'mu_cap must be a number, "official" or None, got "{self.cap}".')
+        if not (self.cap is None or isinstance(self.cap, str)) and not self.cap >= 1:
+            raise InputError(f"mu_cap is a multiple of mu0 and must be 1 or more (or None for no cap), got {self.cap}.")
+        if not self.auto_ratio > 0:
+            raise InputError(f"mu0_ratio must be greater than 0, got {self.auto_ratio}.")
+        if self.ratio_cap is not None and not self.ratio_cap > 0:
+            raise InputError(f"ratio_cap must be greater than 0 (or None for no cap), got {self.ratio_cap}.")
+
+    def grows(self, epoch: int, metric: float, previous: float) -> bool:
+        """Whether mu grows after ``epoch`` (from 1), given its metric and the one before (NaN when there is none)."""
+        if epoch == self.forced_epoch:
+            return True
+        return epoch >= self.start_epoch and metric < previous - self.margin
+
+    def rests(self, gradient_ratio: float) -> bool:
+        """Whether mu and the multipliers stay as they are in the epoch after one of that gradient ratio."""
+        return self.ratio_cap is not None and gradient_ratio > self.ratio_cap
+
+    def ceiling(self, mu0: float) -> float:
+        """The value that mu never exceeds."""
+        if self.cap is None:
+            return float("inf")
+        if self.cap == "official":
+            return mu0 * self.rho ** (5 if mu0 < 1e-3 else 3)
+        return float(self.cap) * mu0
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One choice for everything in which the paper and its authors' code differ; the names are those of the settings.
+
+    Attributes:
+        score: What the constraint compares, see `RankingConstraint`.
+        acting: Which constraints of a batch reach the gradient, see `AugmentedLagrangian`.
+        mu_margin: See `MuSchedule`; so are ``mu_cap``, ``mu_start_epoch``, ``mu_forced_epoch`` and ``mu_stop_at_one``.
+        log_offset: Added inside the logarithm of the focal and margin losses.
+        normalise_weights: Scale the class-balanced weights to sum to the number of classes.
+        checkpoint_rule: Which epoch's weights are kept, see `EpochEnd`.
+        ldam_score: What ranks samples under LDAM's normalised head, see `class_scores`.
+        fpr_rule: See :func:`mri_alm.metrics.fpr_at_tpr`.
+        split_rule: ``"disjoint"``, or ``"overlapping"``: validation samples that are also trained on (CIFAR).
+    """
+
+    score: ScoreKind = "probability"
+    acting: Literal["all", "last"] = "all"
+    mu_margin: float = 0.0
+    mu_cap: float | Literal["official"] | None = None
+    mu_start_epoch: int = 1
+    mu_forced_epoch: int | None = None
+    mu_stop_at_one: bool = False
+    log_offset: float = 0.0
+    normalise_weights: bool = True
+    checkpoint_rule: Literal["best", "official"] = "best"
+    ldam_score: ScoreKind = "log_odds"
+    fpr_rule: Literal["lowest", "interpolate", "official"] = "lowest"
+    split_rule: Literal["disjoint", "overlapping"] = "disjoint"
+
+    def schedule(self, *, rho: float = 2.0, auto_ratio: float = 0.1) -> MuSchedule:
+        """The schedule of these choices."""
+        return MuSchedule(
+            rho=rho,
+            margin=self.mu_margin,
+            cap=self.mu_cap,
+            start_epoch=self.mu_start_epoch,
+            forced_epoch=self.mu_forced_epoch,
+            stop_at_one=self.mu_stop_at_one,
+            auto_ratio=auto_ratio,
+        )
+
+
+_OFFICIAL = {
+    "score": "logit", "mu_margin": 0.05, "mu_cap": "official", "mu_start_epoch": 4, "mu_forced_epoch": 3,
+    "mu_stop_at_one": True, "log_offset": 1e-4, "normalise_weights": False, "checkpoint_rule": "official",
+    "ldam_score": "logit", "fpr_rule": "official", "split_rule": "overlapping",
+}  # fmt: skip
+
+PRESETS = {
+    "default": Preset(mu_cap=8.0, mu_start_epoch=2),  # the paper's, with a mu that cannot swamp the base loss
+    "paper": Preset(),
+    "official_2022": Preset(**_OFFICIAL),  # type: ignore[arg-type]
+    "official_head": Preset(**_OFFICIAL, acting="last"),  # type: ignore[arg-type]
+}
+
+
+def preset(name: str) -> Preset:
+    """The choices of that name: ``default``, ``paper``, ``official_2022`` or ``official_head``.
+
+    Raises:
+        InputError: If there is none.
+    """
+    if name not in PRESETS:
+        raise InputError(f'There is no preset "{name}". Choose one of: {", ".join(PRESETS)}.')
+    return PRESETS[name]
+
+
+def check_mu(mu: float | str) -> None:
+    """Refuse what is no mu0.
+
+    Raises:
+        InputError: Unless it is finite and >= 0, or ``"auto"``.
+    """
+    if mu != "auto" and not (not isinstance(mu, str) and 0 <= mu < float("inf")):
+        shown = f'"{mu}"' if isinstance(mu, str) else mu
+        raise InputError(f'mu0 must be a number >= 0 or "auto", got {shown}. Zero trains the base loss alone.')

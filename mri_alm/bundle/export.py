@@ -1,0 +1,158 @@
+"""A finished run as a bundle of MONAI's model zoo: configs, weights as safetensors, metadata, a card, a licence.
+
+What could point to patients or to this machine stays behind: names of exams, the manifest, folders, the salt.
+"""
+
+import json
+from collections.abc import Mapping
+from copy import deepcopy
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from monai.bundle import ConfigParser
+from safetensors.torch import save as serialised
+
+from mri_alm.bundle.checkpoints import save_tensors
+from mri_alm.bundle.trained_run import Ensemble, MeanLogit, TrainedRun
+from mri_alm.errors import InputError
+from mri_alm.runtime.atomic import complete
+from mri_alm.runtime.files import sha256, write_bytes, write_json
+
+_NEUTRAL: dict[str, Any] = {
+    "cohort": None,
+    "exclude": [],
+    "run_dir": ".",
+    "cache_dir": "runs/cache",
+    "address": None,
+    "tracking_uri": None,
+}
+_CARD = """# {name}
+
+{description}
+
+**Research only. Not a medical device; not to be used for a decision about a patient.**
+
+| | |
+|---|---|
+| members | {members} networks, logits averaged, then the sigmoid |
+| input | {channels} channels ({names}), {size} voxels of {spacing} mm |
+| loss | `{loss}`, multipliers with preset `{preset}` |
+| held-out positives behind the threshold | {positives} |
+| test AUC | {auc} |
+
+{point}
+
+## Use
+
+It needs the package `mri-alm` {version}. From this folder:
+
+    python -m monai.bundle run --config_file configs/inference.json --input DICOM_FOLDER_OR_MANIFEST.csv --output OUT
+
+or from a checkout of mri-alm: `python pipelines/score.py --model THIS_FOLDER --input ... --output OUT`.
+`models/*.safetensors` hold the members; `models/model.pt` holds the same weights for MONAI's own programs, which read
+no safetensors. Look at what the configs run before you run them: `python pipelines/inspect_bundle.py THIS_FOLDER`.
+
+The threshold was set on the training cohort. At another hospital set one on a calibration cohort of your own
+(`--calibration`, `--labels`). Nothing here names the exams of the training cohort, so that yours are others is yours to
+know.
+"""
+
+
+def export_bundle(run: TrainedRun, output: Path, *, source: Path) -> None:
+    """Write a bundle of a finished run.
+
+    Args:
+        run: What to share.
+        output: Folder to write, new or empty.
+        source: Folder that holds ``configs`` (``inference.json``, ``metadata.json``) and ``LICENSE`` of this project.
+
+    Raises:
+        InputError: If the folder is not empty or cannot be written, or the run cannot be read.
+    """
+    if output.is_file() or (output.is_dir() and any(output.iterdir())):
+        raise InputError(f"{output} is not empty. Give a new folder: files of another model must not stay in a bundle.")
+    with complete(output) as part:
+        _write(run, part, source)
+
+
+def _write(run: TrainedRun, output: Path, source: Path) -> None:
+    """All files of :func:`export_bundle`."""
+    members = run.ensemble().members
+    network = _network(run)
+    for name, member in zip(run.checkpoints, members, strict=True):
+        state = {key: value.contiguous() for key, value in member.state_dict().items()}
+        write_bytes(output / "models" / f"{name}.safetensors", serialised(state, {"format": "pt"}))
+    digests = {name: sha256(output / "models" / f"{name}.safetensors") for name in run.checkpoints}
+    save_tensors(output / "models" / "model.pt", MeanLogit(Ensemble(list(members))).state_dict())
+    write_json(output / "threshold.json", run.point.to_json() | {"checkpoints": digests})
+    record = json.loads((run.folder / "config.json").read_text("utf-8"))
+    write_json(output / "config.json", {key: _neutral(value) for key, value in record.items()})
+    configs = source / "configs"
+    inference = json.loads((configs / "inference.json").read_text("utf-8"))
+    write_json(output / "configs" / "inference.json", inference | _inference(network, len(members)))
+    metadata = _metadata(json.loads((configs / "metadata.json").read_text("utf-8")), run)
+    write_json(output / "configs" / "metadata.json", metadata)
+    write_bytes(output / "docs" / "README.md", _card(metadata, run).encode())
+    write_bytes(output / "LICENSE", (source / "LICENSE").read_bytes())
+
+
+def _network(run: TrainedRun) -> dict[str, Any]:
+    """The member's ``_target_`` with every reference replaced by its value."""
+    parser = ConfigParser(deepcopy(run.config))
+    network: dict[str, Any] = parser.get_parsed_content("network_def", instantiate=False).get_config()
+    return network
+
+
+def _neutral(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _NEUTRAL.get(key, value) for key, value in values.items()}
+
+
+def _inference(network: dict[str, Any], count: int) -> dict[str, Any]:
+    """What differs from ``configs/inference.json``: the run is the bundle, and the network stands there in full."""
+    return {
+        "run_dir": "@bundle_root",
+        "network_def": {"_target_": "mri_alm.bundle.averaged", "member": network, "count": count},
+        "network": "$@trained.ensemble().to(@device, memory_format=torch.channels_last_3d)",
+        # not @point: MONAI's `load` initialises from any working directory, and needs no run
+        "initialize": ["$mri_alm.bundle.check()", "$mri_alm.scoring.check_request(@input, sr=@sr)"],
+    }
+
+
+def _metadata(metadata: dict[str, Any], run: TrainedRun) -> dict[str, Any]:
+    packages = {name: version(name) for name in ("mri-alm", "safetensors", *metadata["required_packages_version"])}
+    found: dict[str, Any] = deepcopy(metadata) | {
+        "monai_version": version("monai"),
+        "pytorch_version": version("torch").partition("+")[0],
+        "numpy_version": version("numpy"),
+        "required_packages_version": packages,
+        "eval_metrics": _metrics(run),
+        "data_source": f"A cohort of its own; {run.point.n_positive} positive patients stand behind the threshold",
+    }
+    found["network_data_format"]["inputs"]["image"]["spatial_shape"] = run.settings["size"]
+    return found
+
+
+def _metrics(run: TrainedRun) -> dict[str, float]:
+    path = run.folder / "metrics.json"
+    test = json.loads(path.read_text("utf-8")).get("test") if path.is_file() else None
+    return {"test_auc": test["ensemble_auc"]} if test else {}
+
+
+def _card(metadata: dict[str, Any], run: TrainedRun) -> str:
+    image = metadata["network_data_format"]["inputs"]["image"]
+    return _CARD.format(
+        name=metadata["name"],
+        description=metadata["description"],
+        members=len(run.checkpoints),
+        channels=image["num_channels"],
+        names=", ".join(image["channel_def"].values()),
+        size=" x ".join(map(str, run.settings["size"])),
+        spacing=" x ".join(map(str, run.settings["spacing"])),
+        loss=run.settings["loss"],
+        preset=run.settings["preset"],
+        positives=run.point.n_positive,
+        auc=metadata["eval_metrics"].get("test_auc", "no test cohort"),
+        point=run.point.in_words(),
+        version=version("mri-alm"),
+    )

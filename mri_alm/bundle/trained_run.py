@@ -1,0 +1,188 @@
+"""Ten checkpoints, one logit per exam: the ensemble, its predictions, and a finished run that scores."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from ignite.engine import Events
+from monai.bundle import ConfigParser
+from monai.engines import SupervisedEvaluator
+from monai.transforms import Compose
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load
+from scipy.special import expit
+from torch import Tensor, nn
+
+from mri_alm.bundle.checkpoints import load_tensors
+from mri_alm.bundle.inspection import inspect_config, refuse
+from mri_alm.errors import InputError
+from mri_alm.metrics.threshold import OperatingPoint
+from mri_alm.runtime.files import read_json, sha256
+
+SCORE_COLUMNS = ("study", "logit", "score", "spread", "threshold", "dce_needed", "warnings")
+
+
+class Ensemble(nn.Module):
+    """Members side by side: one image in, one logit per member out.
+
+    Args:
+        members: Networks that each map ``(B, C, X, Y, Z)`` to ``(B, 1)`` logits.
+    """
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Logits ``(B, M)``, a column per member; their mean is the ensemble's logit (before the sigmoid)."""
+        return torch.cat([member(image) for member in self.members], dim=1)
+
+
+class TrainedRun:
+    """A finished run folder: the ensemble, the preprocessing it was trained with, and its operating point.
+
+    Args:
+        folder: ``runs/<name>`` as written by ``configs/prostate_alm.json``, or what `pipelines/export_bundle.py` made
+            of it.
+        trust: False refuses a config that would run anything outside the allow-list
+            (:mod:`mri_alm.bundle.allowed_names`).
+
+    Raises:
+        InputError: If the run is not finished, its config is refused, or a checkpoint is not the one the threshold was
+            set for.
+    """
+
+    def __init__(self, folder: Path | str, *, trust: bool = False) -> None:
+        self.folder = Path(folder)
+        for name in ("config.json", "threshold.json"):
+            if not (self.folder / name).is_file():
+                raise InputError(f"{self.folder} has no {name}: it is no finished run. Train it to the end first.")
+        record = read_json(self.folder / "config.json")
+        self.settings, self.config = record["settings"], record["config"]
+        threshold = read_json(self.folder / "threshold.json")
+        self.checkpoints: dict[str, str] = threshold.pop("checkpoints")
+        if wrong := [name for name in self.checkpoints if Path(name).name != name]:
+            raise InputError(f"{self.folder / 'threshold.json'} names a checkpoint outside the folder: {wrong[0]}.")
+        self.point = OperatingPoint.from_json(threshold)
+        if not trust:
+            path = self.folder / "config.json"
+            refuse(inspect_config(self.config, str(path)), path)
+        self.parser = ConfigParser(deepcopy(self.config))
+
+    def network(self) -> nn.Module:
+        """One member without trained weights."""
+        network: nn.Module = self.parser.get_parsed_content("network_def")
+        return network
+
+    def ensemble(self) -> Ensemble:
+        """The members with their best weights, in evaluation mode; every checkpoint is checked against its digest."""
+        members = []
+        for name, digest in self.checkpoints.items():
+            path = self.folder / "models" / f"{name}.safetensors"  # of an exported bundle
+            path = path if path.is_file() else self.folder / name / "model.pt"
+            if not path.is_file() or sha256(path) != digest:
+                raise InputError(
+                    f"{path} is not the checkpoint that the threshold was set for: its SHA-256 differs, so it is "
+                    "damaged or another training's. Restore it, or run training again."
+                )
+            members.append(load_member(self.network(), path))
+        return Ensemble(members).eval()
+
+    def preprocessing(self) -> Compose:
+        """From a manifest row to the network's input, without augmentation."""
+        return Compose(self.parser.get_parsed_content("preprocessing"))
+
+
+def load_member(network: nn.Module, path: Path) -> nn.Module:
+    """A copy of ``network`` with the weights of a ``model.pt`` or a ``.safetensors`` file.
+
+    Raises:
+        InputError: If the file cannot be read or its weights are those of another network.
+    """
+    network = deepcopy(network)
+    try:
+        network.load_state_dict(_safetensors(path) if path.suffix == ".safetensors" else load_tensors(path)["model"])
+    except (KeyError, RuntimeError) as error:
+        raise InputError(
+            f"{path} holds the weights of another network than the run's config describes. Restore the file."
+        ) from error
+    return network
+
+
+def _safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load(path.read_bytes())
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{path} cannot be read as safetensors ({type(error).__name__}). Restore it.") from error
+
+
+def collect(evaluator: SupervisedEvaluator) -> tuple[list[str], NDArray[np.float64]]:
+    """Run a MONAI evaluator (``decollate=False``) and keep what it predicts: names ``(N,)`` and logits ``(N, M)``."""
+    names: list[str] = []
+    logits: list[Tensor] = []
+
+    def keep(engine: Any) -> None:
+        names.extend(engine.state.batch["study"])
+        logits.append(engine.state.output["pred"].detach().double().cpu())
+
+    with evaluator.add_event_handler(Events.ITERATION_COMPLETED, keep):
+        evaluator.run()
+    return names, torch.cat(logits).numpy()
+
+
+def score_rows(
+    names: Sequence[str], logits: NDArray[np.float64], point: OperatingPoint, warnings: dict[str, str]
+) -> list[dict[str, Any]]:
+    """Rows of ``scores.csv``: mean logit, score (its sigmoid), spread (SD of the members' logits), decision.
+
+    Args:
+        names: ``(N,)`` studies.
+        logits: ``(N, M)``.
+        point: Threshold on the score.
+        warnings: Study to text.
+    """
+    mean = logits.mean(1)
+    scores = expit(mean)
+    threshold = "" if np.isneginf(point.threshold) else point.threshold
+    rows = zip(names, mean, scores, logits.std(1), point.decide(scores), strict=True)
+    return [
+        dict(
+            zip(
+                SCORE_COLUMNS,
+                (n, float(x), float(s), float(d), threshold, int(needed), warnings.get(n, "")),
+                strict=True,
+            )
+        )
+        for n, x, s, d, needed in rows
+    ]
+
+
+class MeanLogit(nn.Module):
+    """An ensemble as one network: the mean of its members' logits, which the decision rests on.
+
+    Args:
+        ensemble: Maps ``(B, C, X, Y, Z)`` to logits ``(B, M)``.
+    """
+
+    def __init__(self, ensemble: nn.Module) -> None:
+        super().__init__()
+        self.ensemble = ensemble
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Logits ``(B, 1)`` of an image ``(B, C, X, Y, Z)``."""
+        logits: Tensor = self.ensemble(image).mean(dim=1, keepdim=True)
+        return logits
+
+
+def averaged(member: nn.Module, count: int) -> MeanLogit:
+    """``count`` copies of a network as one that gives their mean logit ``(B, 1)``; what a bundle's configs call.
+
+    Args:
+        member: Maps ``(B, C, X, Y, Z)`` to ``(B, 1)`` logits.
+        count: Members of the ensemble.
+    """
+    return MeanLogit(Ensemble([deepcopy(member) for _ in range(count)]))

@@ -1,0 +1,163 @@
+"""CIFAR batches: images on the device as bytes; crops, flips and normalisation of a whole batch at once.
+
+A data loader that handles one image at a time takes longer than a small network's step. Here a batch is one gather.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from ignite.engine import Engine, Events
+from torch import Tensor
+
+from mri_alm.cifar.sets import ImageSet
+from mri_alm.errors import InputError
+
+STATISTICS = {
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+}  # mean and standard deviation of the training images' channels, in [0, 1]
+
+
+class CropFlip:
+    """Which window of the padded image each sample of a batch shows, and whether mirrored.
+
+    The distribution is that of torchvision's ``RandomCrop(32, padding)`` and ``RandomHorizontalFlip()``.
+
+    Args:
+        padding: Black pixels on each side; the window's corner is uniform over ``2 padding + 1`` places a side.
+        flip: Probability of mirroring left and right, in [0, 1].
+    """
+
+    def __init__(self, padding: int = 4, flip: float = 0.5) -> None:
+        if padding < 0 or not 0 <= flip <= 1:
+            raise InputError(f"padding must be 0 or more and flip in [0, 1], got {padding} and {flip}.")
+        self.padding, self.flip = padding, flip
+        self.generator = torch.Generator()
+
+    def set_random_state(self, seed: int) -> None:
+        """Seed the draws to come."""
+        self.generator.manual_seed(seed)
+
+    def __call__(self, count: int) -> tuple[Tensor, Tensor]:
+        """Rows and columns ``(count, 32)`` of the padded images."""
+        corner = torch.randint(2 * self.padding + 1, (2, count, 1), generator=self.generator)
+        mirrored = torch.rand(count, 1, generator=self.generator) < self.flip
+        window = torch.arange(32)
+        return corner[0] + window, corner[1] + torch.where(mirrored, window.flip(0), window)
+
+
+class ImagePart:
+    """The images of one part of a set, on the device, ready to be gathered into batches.
+
+    Args:
+        images: The set.
+        part: ``"training"``, ``"validation"`` or ``"test"``.
+        split: Which draw.
+        device: Where the bytes lie.
+        transform: Crops and flips; None shows every image as it is.
+    """
+
+    def __init__(
+        self,
+        images: ImageSet,
+        part: str,
+        split: int,
+        *,
+        device: torch.device | str = "cpu",
+        transform: CropFlip | None = None,
+    ) -> None:
+        self.device, self.transform = torch.device(device), transform
+        rows = images.rows(part, split)
+        border = transform.padding if transform else 0
+        pixels = torch.from_numpy(images.image[rows]).permute(0, 2, 3, 1)
+        # Channels last: gathered rows then are a channels-last batch, which convolutions are fastest on.
+        self.pixels = torch.nn.functional.pad(pixels, (0, 0, border, border, border, border)).contiguous().to(device)
+        self.label = torch.from_numpy(images.label[rows]).to(device)
+        self.index = torch.from_numpy(rows).to(device)
+        mean, deviation = (torch.tensor(values, device=device) for values in STATISTICS[str(images.record["dataset"])])
+        self.scale, self.shift = 1 / (255 * deviation), -mean / deviation
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.label)
+
+    def batch(self, positions: Sequence[int] | Tensor) -> dict[str, Tensor]:
+        """Images, labels and indices in the set of the images at these positions of the part.
+
+        Returns:
+            ``image`` ``(B, 3, 32, 32)`` float32, normalised, channels last; ``label`` and ``index``
+            ``(B,)`` int64.
+        """
+        chosen = torch.as_tensor(positions).to(self.device)
+        if self.transform is None:
+            pixels = self.pixels[chosen]
+        else:
+            rows, columns = (line.to(self.device) for line in self.transform(len(chosen)))
+            pixels = self.pixels[chosen[:, None, None], rows[:, :, None], columns[:, None, :]]
+        image = (pixels * self.scale + self.shift).permute(0, 3, 1, 2)
+        return {"image": image, "label": self.label[chosen], "index": self.index[chosen]}
+
+
+class BatchLoader:
+    """Batches of a part, for a MONAI engine.
+
+    Args:
+        part: The images.
+        batches: Sampler of lists of positions.
+    """
+
+    def __init__(self, part: ImagePart, batches: Iterable[Sequence[int]]) -> None:
+        self.part, self.batches = part, batches
+
+    def __len__(self) -> int:
+        """Batches per epoch."""
+        return len(self.batches)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        """The batches."""
+        for positions in self.batches:
+            yield self.part.batch(positions)
+
+
+class StepRate:
+    """The learning rate of each epoch, computed from its number, so that a resumed run has the right one.
+
+    Args:
+        optimizer: Whose rate is set.
+        rate: Rate after the warm-up.
+        milestones: Epochs (from 1) after which the rate is multiplied by ``factor``; none: a constant rate.
+        factor: See ``milestones``.
+        warmup: In the first epochs the rate is ``epoch / warmup`` of itself; 0: no warm-up.
+
+    Raises:
+        InputError: If ``rate`` or ``factor`` is not positive.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        rate: float,
+        *,
+        milestones: Sequence[int] = (),
+        factor: float = 0.1,
+        warmup: int = 0,
+    ) -> None:
+        if not rate > 0 or not factor > 0:
+            raise InputError(f"learning_rate and rate_factor must be greater than 0, got {rate} and {factor}.")
+        self.optimizer, self.rate, self.milestones = optimizer, rate, milestones
+        self.factor, self.warmup = factor, warmup
+
+    def attach(self, engine: Engine) -> None:
+        """Called by MONAI."""
+        engine.add_event_handler(Events.EPOCH_STARTED, self)
+
+    def __call__(self, engine: Any) -> None:
+        """Set the rate of the epoch that starts."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.of(engine.state.epoch)
+
+    def of(self, epoch: int) -> float:
+        """The rate of an epoch, from 1."""
+        drops = sum(epoch > milestone for milestone in self.milestones)
+        return self.rate * min(1.0, epoch / max(self.warmup, 1)) * self.factor**drops

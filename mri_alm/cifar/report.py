@@ -1,0 +1,266 @@
+"""A finished (or half finished) binary table as Markdown, CSV and figure: ours, the paper's, and what chance does."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+
+from mri_alm.cifar.comparison import Comparison, Summary, Trained, adjusted, compare, summarise
+from mri_alm.cifar.table import NULL_SEED, Method, Results, Table, complete
+from mri_alm.errors import InputError
+from mri_alm.runtime.files import write_bytes
+from mri_alm.runtime.tables import write_csv
+
+NULL = "null"
+_AGAINST = (
+    "Constrained rows against the same loss alone, other losses against the baseline, each time ensembles of equally "
+    "many models on the same splits. Brackets: 95 % over splits, seeds and test images (too narrow with few splits). "
+    "A value is the difference of means over the trainings with other seeds, of which the baseline has two. "
+    "DeLong's p takes the models of the first seed as given (Holm within constrained rows and within losses). The "
+    "**null** row is the baseline's second seed against its first. Single models are those of the first seed. Last "
+    "column: splits at which a gain in mean AUC of the size seen would be found in 80 % of tries."
+)
+_ACTING = (
+    "Norm of its gradient on the logits over that of the base loss, over epochs and splits; largest multiplier and mu "
+    "of the last epoch, means over splits."
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything a table says.
+
+    Attributes:
+        table: Which.
+        splits: Models per ensemble, the same for all rows.
+        methods: Rows that are complete.
+        missing: Rows that were asked for and are not complete, with how many models they have.
+        summaries: By method.
+        comparisons: By method, against its base loss (a constrained one) or against the baseline (a loss); and
+            under ``"null"`` the baseline's second seed against its first.
+        holm: Adjusted p-values by method; constrained ones and losses are two families.
+        acting: By constrained method: how much the constraint did in training.
+    """
+
+    table: Table
+    splits: int
+    methods: list[Method]
+    missing: dict[str, int]
+    summaries: dict[str, Summary]
+    comparisons: dict[str, Comparison]
+    holm: dict[str, float]
+    acting: dict[str, dict[str, float]]
+
+
+def make_report(table: Table, results: Results, keys: Sequence[str], splits: int, *, draws: int = 1000) -> Report:
+    """Compute a table.
+
+    Args:
+        table: Which.
+        results: See :func:`mri_alm.cifar.table.read_results`.
+        keys: Methods, in order.
+        splits: Models per ensemble: rows with fewer are left out.
+        draws: Of each bootstrap.
+
+    Raises:
+        InputError: If the baseline itself is not complete.
+    """
+    counts = {key: sum((key, 0, k) in results for k in range(splits)) for key in keys}
+    methods = [table.method(key) for key in keys if counts[key] == splits]
+    if table.baseline not in [method.key for method in methods]:
+        raise InputError(
+            f"{table.name}: {table.baseline} has {counts.get(table.baseline, 0)} of {splits} models. Train it first."
+        )
+    label = np.array(results[table.baseline, 0, 0]["test"]["label"])
+    trained = {method.key: _trained(results, method.key, splits) for method in methods}
+    comparisons = {}
+    for method in methods:
+        against = method.loss if method.constrained else table.baseline
+        if against != method.key and against in trained:
+            comparisons[method.key] = compare(label, trained[method.key], trained[against], table.tpr, draws=draws)
+    families = [[k for k in comparisons if table.method(k).constrained == side] for side in (True, False)]
+    corrected: dict[str, float] = {}
+    for family in filter(None, families):
+        corrected |= adjusted({key: comparisons[key] for key in family})
+    null = trained[table.baseline].score
+    if null.shape[1] > NULL_SEED:
+        again, first = (Trained(null[:, seed : seed + 1]) for seed in (NULL_SEED, 0))
+        comparisons[NULL] = compare(label, again, first, table.tpr, draws=draws)
+    return Report(
+        table=table,
+        splits=splits,
+        methods=methods,
+        missing={key: count for key, count in counts.items() if count < splits},
+        summaries={key: summarise(label, scores, table.tpr, draws=draws) for key, scores in trained.items()},
+        comparisons=comparisons,
+        holm=corrected,
+        acting={m.key: _acting(results, m.key, splits) for m in methods if m.constrained},
+    )
+
+
+def write_report(report: Report, folder: Path) -> None:
+    """Write ``table.md``, ``table.csv`` and ``figure.png``."""
+    write_bytes(folder / "table.md", to_markdown(report).encode())
+    rows = [_flat(report, method) for method in report.methods]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    write_csv(folder / "table.csv", columns, [dict.fromkeys(columns, "") | row for row in rows])
+    _draw(report, folder / "figure.png")
+
+
+def to_markdown(report: Report) -> str:
+    """The table, the comparisons with the null, and what the constraint did."""
+    rates = [f"FPR @ {100 * rate:g} %" for rate in report.table.tpr]
+    head = ["method"]
+    for name in [*rates, "ensemble AUC"]:
+        head += [name, "paper", "diff."]
+    head += ["mean AUC", "paper"]
+    text = [
+        f"# {report.table.name}, protocol `{report.table.protocol}`",
+        f"{_models(report.splits)}, all numbers in percent; ours with 95 % intervals over test images. "
+        f"Paper: {report.table.source}, ensembles of ten at full width.",
+        *(_line(row) for row in [head, ["---"] * len(head), *(_row(report, method) for method in report.methods)]),
+        "## Against the baseline",
+        _AGAINST,
+    ]
+    head = ["method", "AUC", *rates, "DeLong p", "p (Holm)", "mean AUC of single models", "splits to settle"]
+    compared = [_compared(report, key) for key in report.comparisons]
+    text += [_line(row) for row in [head, ["---"] * len(head), *compared]]
+    if report.acting:
+        head = ["method", *next(iter(report.acting.values()))]
+        text += ["## What the constraint did", _ACTING]
+        rows = [[report.table.method(k).name, *map(_two_digits, a.values())] for k, a in report.acting.items()]
+        text += [_line(row) for row in [head, ["---"] * len(head), *rows]]
+    if report.missing:
+        text.append(
+            "Not complete: " + ", ".join(f"{k} {n} of {report.splits}" for k, n in report.missing.items()) + "."
+        )
+    return _joined(text)
+
+
+def _trained(results: Results, key: str, splits: int) -> Trained:
+    seeds = [seed for seed in range(1000) if complete(results, key, seed, splits)]
+    return Trained(np.array([[results[key, seed, k]["test"]["score"] for seed in seeds] for k in range(splits)]))
+
+
+def _acting(results: Results, key: str, splits: int) -> dict[str, float]:
+    runs = [results[key, 0, k]["epochs"] for k in range(splits)]
+    ratios = [epoch["gradient_ratio"] for run in runs for epoch in run if epoch["mu"] > 0]
+    low, middle, high = np.quantile(ratios, [0.1, 0.5, 0.9]) if ratios else (0.0, 0.0, 0.0)
+    last = {name: float(np.mean([run[-1][name] for run in runs])) for name in ("lambda_max", "mu")}
+    return {"gradient ratio 10 %": float(low), "median": float(middle), "90 %": float(high)} | last
+
+
+def _percent(value: float, low: float, high: float, *, sign: str = "") -> str:
+    return f"{100 * value:{sign}.1f} [{100 * low:{sign}.1f}, {100 * high:{sign}.1f}]"
+
+
+def _two_digits(value: float) -> str:
+    return np.format_float_positional(value, 2, fractional=False, trim="-")
+
+
+def _models(splits: int) -> str:
+    return "Single models" if splits == 1 else f"Ensembles of {splits} models"
+
+
+def _spread(mean: float, deviation: float, models: int, *, sign: str = "") -> str:
+    return f"{100 * mean:{sign}.1f}" + (f" ± {100 * deviation:.1f}" if models > 1 else "")
+
+
+def _row(report: Report, method: Method) -> list[str]:
+    summary = report.summaries[method.key]
+    ours = summary.ensemble
+    order = [*range(1, len(ours.value)), 0]  # the paper prints the AUC last
+    cells = [method.name]
+    for position, which in enumerate(order):
+        cells.append(_percent(ours.value[which], ours.low[which], ours.high[which]))
+        printed = method.printed[position] if method.printed else None
+        cells += ["-", "-"] if printed is None else [f"{printed:g}", f"{100 * ours.value[which] - printed:+.1f}"]
+    cells.append(_spread(summary.average, summary.deviation, report.splits))
+    mean = method.printed[len(order) :]
+    return [*cells, f"{mean[0]:g} ± {mean[1]:g}" if mean else "-"]
+
+
+def _compared(report: Report, key: str) -> list[str]:
+    found = report.comparisons[key]
+    name = f"**null**: {report.table.baseline}, other seeds" if key == NULL else report.table.method(key).name
+    parts = zip(found.difference.value, found.difference.low, found.difference.high, strict=True)
+    settle = found.splits_to_settle
+    return [
+        name, *(_percent(*part, sign="+") for part in parts), f"{found.delong.p_value:.2g}",
+        f"{report.holm[key]:.2g}" if key in report.holm else "-",
+        _spread(found.gain, found.gain_deviation, report.splits, sign="+"),
+        "-" if key == NULL or not np.isfinite(settle) else f"{settle:.0f}" if settle <= 1000 else "> 1000",
+    ]  # fmt: skip
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _joined(text: Sequence[str]) -> str:
+    """Lines to Markdown: rows of a table stay together, all else stands apart."""
+    out = ""
+    for before, line in zip(["", *text], text, strict=False):
+        out += ("\n" if before.startswith("|") and line.startswith("|") else "\n\n" if before else "") + line
+    return out + "\n"
+
+
+def _flat(report: Report, method: Method) -> dict[str, Any]:
+    summary = report.summaries[method.key]
+    names = ["auc", *(f"fpr_at_{100 * rate:g}" for rate in report.table.tpr)]
+    row: dict[str, Any] = {"method": method.key, "name": method.name, "models": summary.members,
+                           "mean_auc": summary.average, "sd_auc": summary.deviation}  # fmt: skip
+    for i, name in enumerate(names):
+        row |= {
+            name: summary.ensemble.value[i],
+            f"{name}_low": summary.ensemble.low[i],
+            f"{name}_high": summary.ensemble.high[i],
+        }
+        if method.printed:
+            row[f"{name}_paper"] = method.printed[i - 1 if i else len(names) - 1] / 100
+        if found := report.comparisons.get(method.key):
+            parts = zip(
+                ("", "_low", "_high"),
+                (found.difference.value, found.difference.low, found.difference.high),
+                strict=True,
+            )
+            row |= {f"{name}_difference{end}": values[i] for end, values in parts}
+    if found := report.comparisons.get(method.key):
+        row |= {"delong_p": found.delong.p_value, "holm_p": report.holm[method.key]}
+    return row
+
+
+def _draw(report: Report, path: Path) -> None:
+    """FPR at high TPR: each base loss alone against the same loss with the constraint, a point per method; the null."""
+    rates, baseline = report.table.tpr, report.table.baseline
+    pairs = [(m.name, report.comparisons[m.key]) for m in report.methods if m.constrained]
+    if NULL in report.comparisons:
+        pairs.append((f"null: {report.table.method(baseline).name}, other seeds", report.comparisons[NULL]))
+    with mpl.rc_context({"font.size": 9}):
+        figure = Figure(figsize=(4 * len(rates) + 2.5, 4.4), layout="constrained")
+        panels = np.atleast_1d(figure.subplots(1, len(rates)))
+        for column, (rate, axes) in enumerate(zip(rates, panels, strict=True), 1):
+            axes.plot([0, 100], [0, 100], color="0.7", linewidth=1)
+            for i, (name, compared) in enumerate(pairs):
+                x = 100 * compared.against[column]
+                difference = compared.difference
+                y, low, high = (100 * part[column] for part in (difference.value, difference.low, difference.high))
+                beyond = [[max(y - low, 0)], [max(high - y, 0)]]
+                style = {"color": "black", "marker": "x"} if name.startswith(NULL) else {"color": f"C{i % 10}"}
+                style = {"marker": "os^vD"[i // 10 % 5]} | style
+                axes.errorbar(x, x + y, beyond, label=name, markersize=5, elinewidth=0.6, linestyle="", **style)
+            axes.set(xlabel="base loss alone", ylabel="with the constraint", title=f"FPR in % at {100 * rate:g} % TPR",
+                     xlim=(0, 100), ylim=(0, 100), aspect="equal")  # fmt: skip
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
+        figure.suptitle(
+            f"{report.table.name}, {report.table.protocol}, {_models(report.splits).lower()}: below the line the "
+            "constraint helps; bars: 95 % over splits, seeds and images"
+        )
+        buffer = io.BytesIO()
+        figure.savefig(buffer, dpi=100, metadata={"Software": None})
+    write_bytes(path, buffer.getvalue())

@@ -1,0 +1,16 @@
+"""An export and its labels -> a checked manifest and its splits.
+
+Layouts of other people's folders, label tables, the preparation of every study, the overview for a person. Neither
+torch nor MONAI; no name of a patient leaves this room.
+"""
+
+from mri_alm.runtime.faces import faces
+
+__getattr__, __all__ = faces(
+    __name__,
+    {
+        "manifest": ["Cohort", "read_manifest", "stratified_splits"],
+        "prepare_cohort": ["prepare_cohort"],
+        "overview": ["check_cohort"],
+    },
+)

@@ -1,0 +1,317 @@
+"""Cohorts: a manifest (CSV) read, checked and numbered; stratified splits that keep patients together."""
+
+import hashlib
+import logging
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mri_alm.errors import InputError
+from mri_alm.runtime.tables import read_table
+
+
+def is_file_name(text: str) -> bool:
+    """Whether a study's name can begin a file's name: printable, no way to another folder, no hidden file."""
+    return 0 < len(text) <= 100 and text.isprintable() and not set(text) & set("/\\") and not text.startswith(".")
+
+
+def wrong_path(column: str, path: Path, folder: Path, *, outside: bool) -> str:
+    """What is wrong with a path of a manifest, in words; empty if nothing is.
+
+    Args:
+        column: Where it stands.
+        path: It, joined to ``folder``.
+        folder: The manifest's.
+        outside: Whether it may lie outside.
+    """
+    try:
+        if not (outside or path.resolve().is_relative_to(folder.resolve())):
+            return (
+                f"names {path} in column {column}, outside the manifest's folder. Move it there, or allow it with "
+                "--outside True if the manifest is your own."
+            )
+        if path.exists():
+            return ""
+    except (OSError, RuntimeError, ValueError):  # a name too long, a circle of links, a zero byte
+        pass
+    return f"names {path} in column {column}, which does not exist. Correct the path, or list the study under exclude."
+
+
+logger = logging.getLogger("mri_alm")
+
+IMAGES = ("t2", "adc", "hbv", "dwi", "dicom", "valid", "gland")  # columns that hold a file or a folder
+_COMPLETE = ({"dicom"}, {"t2", "dwi"}, {"t2", "adc", "hbv"})  # each row must fill one of these sets
+_SHOWN = 10  # problems listed in one message
+
+
+@dataclass(frozen=True)
+class Study:
+    """One exam of a cohort.
+
+    Attributes:
+        index: Permanent number of the exam in its manifest (row order), the key of its multiplier.
+        study: Its name in all outputs; must not identify the patient.
+        patient: Whose exam it is; exams of one patient never stand on two sides of a split.
+        label: 1 when DCE is needed, 0 when not, None when unknown (scoring only).
+        split: ``"train"`` or ``"test"``; empty when the manifest has no such column (scoring only).
+        images: Column name (one of :data:`IMAGES`) to absolute path.
+        crop_center_mm: Point to crop about, three numbers in LPS millimetres as text; empty for T2's centre.
+    """
+
+    index: int
+    study: str
+    patient: str
+    label: int | None
+    split: str
+    images: dict[str, Path]
+    crop_center_mm: str = ""
+
+    def item(self) -> dict[str, Any]:
+        """The exam as a MONAI data dictionary; ``digest`` makes a cache notice that a file changed."""
+        paths = {column: str(path) for column, path in self.images.items()}
+        centre = {"crop_center_mm": self.crop_center_mm} if self.crop_center_mm else {}
+        return (
+            paths
+            | centre
+            | {
+                "study": self.study,
+                "label": float(self.label or 0),
+                "index": self.index,
+                "digest": digest(self),
+            }
+        )
+
+
+def read_manifest(
+    path: Path | str, *, exclude: Iterable[str] | str = (), labelled: bool = True, outside: bool = False
+) -> list[Study]:
+    """Read and check a manifest; every problem of every row is reported at once.
+
+    Args:
+        path: CSV with columns study, patient, label (0 or 1), split (train or test), and per row either ``dicom`` (a
+            study folder), or ``t2`` with ``dwi``, or ``t2`` with ``adc`` and ``hbv``: files (NIfTI, MHA, NRRD) or
+            folders of one DICOM series; ``gland`` (a mask) or ``crop_center_mm`` where the crop should lie; ``valid``
+            where the images are registered already. Relative paths start at the manifest's folder. Rows whose
+            ``status`` (see :mod:`mri_alm.cohort.prepare_study`) is failed, or that it left without a label, are
+            skipped.
+        exclude: Names of studies to leave out. The others keep their index.
+        labelled: False for exams to be scored: label, patient and split may be missing.
+        outside: Whether images may lie outside the manifest's folder. Otherwise ``..``, absolute paths and links that
+            lead out of it are refused: whoever sends a cohort does not choose which files of this machine are read.
+
+    Returns:
+        The studies in row order.
+
+    Raises:
+        InputError: If the file or any row cannot be used; the message names rows (1 is the
+            header), values and remedies.
+    """
+    path = Path(path)
+    rows = read_table(path, ("study", "patient", "label", "split") if labelled else ("study",))
+    excluded = {str(name) for name in ([exclude] if isinstance(exclude, (str, int)) else exclude)}
+    if unknown := sorted(excluded - {row["study"] for row in rows}):
+        raise InputError(f"exclude names {', '.join(unknown)}, but {path} has no such study.")
+    skipped = _skipped(path, rows, labelled=labelled) if "status" in rows[0] else set()
+    problems: list[str] = []
+    studies = []
+    for index, row in enumerate(rows):
+        if row["study"] not in excluded | skipped:
+            study = _study(index, row, path.parent, labelled=labelled, outside=outside)
+            problems += [
+                f"{path}: row {index + 2} (study {row['study'] or 'without name'}) {text}" for text in study[1]
+            ]
+            studies.append(study[0])
+    problems += [f"{path}: {text}" for text in _across_rows(studies)]
+    if problems:
+        more = [f"... and {len(problems) - _SHOWN} more."] if len(problems) > _SHOWN else []
+        raise InputError("\n".join(problems[:_SHOWN] + more))
+    return studies
+
+
+def _skipped(path: Path, rows: list[dict[str, str]], *, labelled: bool) -> set[str]:
+    """Studies of a prepared cohort that cannot be used: failed, or without a label where one is needed."""
+    failed = {row["study"] for row in rows if row["status"] == "failed"}
+    unlabelled = {row["study"] for row in rows if labelled and not row["label"]} - failed
+    if failed or unlabelled:
+        logger.warning("%s: skipped %d failed and %d unlabelled studies.", path, len(failed), len(unlabelled))
+    if len(failed | unlabelled) == len(rows):
+        raise InputError(f"{path}: none of its {len(rows)} studies can be used; see columns status and label.")
+    return failed | unlabelled
+
+
+def _study(index: int, row: dict[str, str], folder: Path, *, labelled: bool, outside: bool) -> tuple[Study, list[str]]:
+    """One row as a study, and what is wrong with it."""
+    problems = []
+    label, split = row.get("label", ""), row.get("split", "")
+    if labelled and label not in ("0", "1"):
+        problems.append(f'has label "{label}". Write 1 (DCE needed) or 0 (not needed).')
+    if labelled and split not in ("train", "test"):
+        problems.append(f'has split "{split}". Write train or test.')
+    if not is_file_name(row["study"]):
+        problems.append(
+            "has no usable name in column study: give one of at most 100 characters without slashes, not identifying "
+            "the patient."
+        )
+    if labelled and not row["patient"]:
+        problems.append("has an empty column patient. Repeat the study's name where a patient has one exam.")
+    images = {column: folder / row[column] for column in IMAGES if row.get(column)}
+    if not any(columns <= set(images) for columns in _COMPLETE):
+        lacking = "T2 image" if "t2" not in images else "diffusion series"
+        column = "t2" if "t2" not in images else "dwi, or adc and hbv"
+        problems.append(f"has no {lacking}. Add its path in column {column}, or list the study under exclude.")
+    wrong = {column: wrong_path(column, path, folder, outside=outside) for column, path in images.items()}
+    problems += filter(None, wrong.values())
+    centre = row.get("crop_center_mm", "")
+    if centre and not _is_point(centre):
+        problems.append("has a crop_center_mm that is not three numbers. Write x y z in LPS millimetres, or nothing.")
+    patient = row.get("patient") or row["study"]
+    known = int(label) if label in ("0", "1") else None
+    found = {column: path for column, path in images.items() if not wrong[column]}
+    return Study(index, row["study"], patient, known, split, found, centre), problems
+
+
+def _is_point(text: str) -> bool:
+    try:
+        numbers = [float(word) for word in text.split()]
+    except ValueError:
+        return False
+    return len(numbers) == 3 and all(map(math.isfinite, numbers))
+
+
+def _across_rows(studies: Sequence[Study]) -> list[str]:
+    """Duplicated studies, and patients on both sides."""
+    problems = [
+        f"study {name} stands in {n} rows. Keep one." for name, n in Counter(s.study for s in studies).items() if n > 1
+    ]
+    owners: dict[Path, set[str]] = defaultdict(set)
+    sides: dict[str, set[str]] = defaultdict(set)
+    for study in studies:
+        for path in study.images.values():
+            owners[path.resolve()].add(study.study)
+        if study.split:
+            sides[study.patient].add(study.split)
+    problems += [
+        f"{', '.join(sorted(names))} share the file {p}. Keep one." for p, names in owners.items() if len(names) > 1
+    ]
+    problems += [
+        f"patient {patient} has studies in train and in test. Put all studies of a patient on one side."
+        for patient, splits in sides.items()
+        if len(splits) > 1
+    ]
+    return problems
+
+
+class Cohort:
+    """A checked manifest with its random splits, as the items that MONAI datasets take.
+
+    Args:
+        manifest: See :func:`read_manifest`.
+        exclude: Studies to leave out.
+        splits: Number of splits.
+        validation: Share of the training patients that each split holds out.
+        seed: Seed of the splits.
+        outside: See :func:`read_manifest`.
+
+    Raises:
+        InputError: See :func:`read_manifest` and :func:`stratified_splits`; or the test studies are all of one class.
+    """
+
+    def __init__(
+        self,
+        manifest: Path | str,
+        exclude: Iterable[str] | str = (),
+        *,
+        splits: int = 10,
+        validation: float = 0.2,
+        seed: int = 0,
+        outside: bool = False,
+    ) -> None:
+        self.manifest = Path(manifest).resolve()
+        self.studies = read_manifest(self.manifest, exclude=exclude, outside=outside)
+        self.test = [study for study in self.studies if study.split == "test"]
+        self.train = [study for study in self.studies if study.split == "train"]
+        if len({study.label for study in self.test}) == 1:
+            raise InputError(
+                f"{manifest}: all {len(self.test)} test studies have one label. Add the other class, or have none."
+            )
+        self.splits = stratified_splits(self.train, splits=splits, validation=validation, seed=seed)
+        self.size = max(study.index for study in self.studies) + 1
+
+    def items(self, part: str, split: int = 0) -> list[dict[str, Any]]:
+        """Items of a part: ``"training"`` or ``"validation"`` of a split, ``"test"``, or ``"all"`` of the cohort."""
+        whole = {"all": self.studies, "test": self.test}
+        studies = whole[part] if part in whole else self.splits[split][part == "validation"]
+        return [study.item() for study in studies]
+
+    def labels(self, split: int) -> list[int]:
+        """Labels of the training exams of a split, in the order of its items."""
+        return [study.label or 0 for study in self.splits[split][0]]
+
+    def counts(self, split: int) -> tuple[int, int]:
+        """Negative and positive training exams of a split."""
+        labels = self.labels(split)
+        return labels.count(0), labels.count(1)
+
+    def guard(self, split: int) -> str:
+        """SHA-256 of the training studies of a split with their labels and indices; differs from any other split's."""
+        text = "\n".join(f"{s.index}|{s.study}|{s.patient}|{s.label}" for s in self.splits[split][0])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def digest(study: Study) -> str:
+    """SHA-256 over names, sizes and times of a study's files, and of a .bval beside one: changes when a file does."""
+    state = hashlib.sha256()
+    for column, path in sorted(study.images.items()):
+        beside = path.with_name(Path(path.name.removesuffix(".gz")).stem + ".bval")
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path, *filter(Path.is_file, [beside])]:
+            status = file.stat()
+            state.update(f"{column}|{file.name}|{status.st_size}|{status.st_mtime_ns}\n".encode())
+    return state.hexdigest()
+
+
+def stratified_splits(
+    studies: Sequence[Study], *, splits: int = 10, validation: float = 0.2, seed: int = 0
+) -> list[tuple[list[Study], list[Study]]]:
+    """Random stratified splits of the training patients into two parts (the splits overlap, as in the paper).
+
+    A patient counts as positive when any of its studies is; the first k splits do not depend on how many are asked for.
+
+    Args:
+        studies: The training studies.
+        splits: How many.
+        validation: Share of patients held out in each, in (0, 1).
+        seed: Seed of the draw.
+
+    Returns:
+        Per split the training and the validation studies, in manifest order.
+
+    Raises:
+        InputError: If there is only one class, or too few positive or negative patients for both sides of a split.
+    """
+    from sklearn.model_selection import StratifiedShuffleSplit
+
+    if not 0 < validation < 1:
+        raise InputError(f"validation must lie between 0 and 1, got {validation}: the share that a split holds out.")
+    positive: dict[str, int] = {}
+    for study in studies:
+        positive[study.patient] = max(positive.get(study.patient, 0), study.label or 0)
+    patients, classes = list(positive), np.array(list(positive.values()), dtype=np.int64)
+    counts = np.bincount(classes, minlength=2)
+    needed = int(np.ceil(round(1 / min(validation, 1 - validation), 6)))
+    if counts.min() < needed:
+        raise InputError(
+            f"The training cohort has {counts[1]} positive and {counts[0]} negative patients; splits that hold out "
+            f"{validation:g} of each class need at least {needed} of either. "
+            "Add studies, or bring --validation nearer to 0.5."
+        )
+    draw = StratifiedShuffleSplit(n_splits=splits, test_size=validation, random_state=seed)
+    result = []
+    for _, held_out in draw.split(classes, classes):
+        names = {patients[i] for i in held_out}
+        result.append(([s for s in studies if s.patient not in names], [s for s in studies if s.patient in names]))
+    return result

@@ -1,0 +1,399 @@
+"""A cohort on disk: every study prepared as a task, then the manifest, the record of the whole and the QC page.
+
+Studies that may have cost a process its life are prepared alone, in a process of their own.
+"""
+
+import base64
+import csv
+import json
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import chain
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment
+
+from mri_alm.cohort.labels import Label, Labelled, match_labels, patient_of, read_labels
+from mri_alm.cohort.layouts import Input, Source, find_sources
+from mri_alm.cohort.prepare_study import IMAGES, Job, Preparation
+from mri_alm.cohort.rules import CohortRules, load_cohort_rules
+from mri_alm.errors import InputError, StudyError
+from mri_alm.imaging.dicom_files import silence_readers
+from mri_alm.runtime.atomic import private_files, sweep
+from mri_alm.runtime.files import write_bytes, write_json
+from mri_alm.runtime.locks import only_user
+from mri_alm.runtime.progress import progress_bar
+from mri_alm.runtime.pseudonyms import secret_of, study_key
+from mri_alm.runtime.tables import read_label_table, write_csv
+from mri_alm.runtime.tasks import LostTaskError, Outcome, Pool, run_tasks
+
+logger = logging.getLogger("mri_alm")
+
+COLUMNS = (
+    "study", "patient", "status", "error_code", "error_text", "warnings", "label", "split", "t2", "adc", "hbv", "valid",
+    "crop_center_mm", "t2_series", "dwi_series", "adc_series", "hbv_series", "b_values", "hbv_b", "adc_source",
+    "adc_units", "registration", "shift_mm", "rotation_deg", "mi_before", "mi_after", "coverage",
+    "vendor", "model", "field_strength", "t2_spacing_mm", "t2_size", "adc_spacing_mm",
+    "files_seen", "files_used", "files_ignored", "files_failed",
+)  # fmt: skip
+_COPIED = (
+    "study", "status", "error_code", "error_text", "b_values", "hbv_b", "adc_source", "adc_units", "coverage",
+    "crop_center_mm", "t2_series", "dwi_series", "adc_series", "hbv_series",
+    "vendor", "model", "field_strength", "t2_spacing_mm", "t2_size", "adc_spacing_mm",
+    "files_seen", "files_used", "files_ignored", "files_failed",
+)  # fmt: skip
+
+
+@dataclass
+class Order:
+    """What to prepare; the arguments of `pipelines/prepare_cohort.py`.
+
+    Args:
+        source: Folder of studies, or a table of image files.
+        output: The cohort's folder.
+        labels: Label table; a table of image files with a label column is its own.
+        rules: See :func:`mri_alm.cohort.rules.load_cohort_rules`.
+        workers: Studies prepared at once; 0: one per core.
+        resume: Go on in a folder that holds a cohort.
+        strict: All or nothing: refuse labels that do not fit, stop at the first failed study, no manifest then.
+        key_file: Where to write what the keys stand for; it identifies patients.
+        seed: Of the split, where the labels give none.
+        backend: Where studies are prepared, see :class:`mri_alm.runtime.Pool`.
+        address: Of a Ray cluster.
+    """
+
+    source: Path
+    output: Path
+    labels: Path | None = None
+    rules: Path | None = None
+    workers: int = 0
+    resume: bool = False
+    strict: bool = False
+    key_file: Path | None = None
+    seed: int = 0
+    backend: str = "threading"
+    address: str | None = None
+
+
+@dataclass
+class PreparedCohort:
+    """Rows of the manifest, and what a person should know beside them."""
+
+    rows: list[dict[str, Any]]
+    found: Input
+    labelled: Labelled
+    has_labels: bool
+    kept: int
+    unlabelled: int = 0
+
+    @property
+    def failed(self) -> int:
+        """Studies that cannot be used."""
+        return sum(row["status"] == "failed" for row in self.rows)
+
+
+@dataclass
+class Plan:
+    """Studies found, with keys and labels, before any image is read."""
+
+    found: Input
+    labelled: Labelled
+    preparation: Preparation
+    jobs: list[Job]
+    has_labels: bool
+
+    def entry(self, job: Job) -> Label | None:
+        """What the label table says of a study."""
+        return self.labelled.of.get(job.source.uid)
+
+
+@dataclass
+class Inputs:
+    """What the user gave, read and checked: rules, labels and the studies found."""
+
+    rules: CohortRules
+    labels: list[Label]
+    has_labels: bool
+    found: Input
+
+
+def read_inputs(order: Order) -> Inputs:
+    """Find the studies and read their labels; reads headers only, writes nothing.
+
+    Raises:
+        InputError: If input, labels or rules cannot be used.
+    """
+    rules = load_cohort_rules(order.rules)
+    place, root = order.output.resolve(), order.source.resolve()
+    if root == place or root in place.parents:
+        raise InputError(f"{order.output} lies inside the input, so it would become part of it. Choose another folder.")
+    if order.key_file and place in order.key_file.resolve().parents:
+        raise InputError(f"{order.key_file} identifies patients: put it outside {order.output}, which may be shared.")
+    labels = order.labels
+    if labels is None and root.suffix.lower() == ".csv" and root.is_file():
+        columns = read_label_table(root)[0].keys()
+        labels = root if columns & set(rules.labels.columns["label"]) else None
+    return Inputs(
+        rules,
+        read_labels(labels, rules.labels) if labels else [],
+        labels is not None,
+        find_sources(order.source, rules),
+    )
+
+
+def make_plan(order: Order, inputs: Inputs, salt: str) -> Plan:
+    """Give studies their keys and labels."""
+    found = inputs.found
+    keys = {source.uid: study_key(source.uid, salt) for source in found.sources}
+    for source in found.sources:
+        source.names.append(keys[source.uid])
+    labelled = match_labels(found.sources, inputs.labels, seed=order.seed)
+    jobs = [
+        Job(source, keys[source.uid], _crop(source, labelled.of.get(source.uid)))
+        for source in sorted(found.sources, key=lambda one: keys[one.uid])
+    ]
+    patients = {patient_of(source, labelled.of.get(source.uid)) for source in found.sources}
+    if len(patients) == 1 and len(jobs) > 2:
+        labelled.notes.append(
+            f"All {len(jobs)} studies carry one patient number. If they are of several patients, add a column patient "
+            "(and study) to the labels: a patient must stay on one side of a split."
+        )
+    preparation = Preparation(order.output, order.source, inputs.rules, salt)
+    return Plan(found, labelled, preparation, jobs, inputs.has_labels)
+
+
+@private_files()
+def prepare_cohort(order: Order) -> PreparedCohort:
+    """Do it all; finished studies of an earlier, equal run are kept.
+
+    Raises:
+        InputError: If input, labels, rules or output cannot be used, another process works in the output, or with
+            ``strict`` when anything is not perfect.
+    """
+    if order.workers < 0:
+        raise InputError(f"--workers must be 1 or more, or 0 for one per core, got {order.workers}.")
+    pool = Pool(order.backend, order.workers or os.cpu_count() or 1, order.address)
+    if (order.output / "salt").exists() and not order.resume:
+        raise InputError(f"{order.output} holds a cohort. Add --resume to go on with it, or choose another folder.")
+    logger.info("Reading names and headers ...")
+    inputs = read_inputs(order)  # bad input is refused before anything is written
+    with only_user(order.output / ".lock"):
+        plan = make_plan(order, inputs, secret_of(order.output))
+        if order.strict and plan.has_labels:
+            _refuse_labels(plan)
+        done = prepare_all(plan.preparation, plan.jobs, pool=pool, strict=order.strict)
+        outcome = PreparedCohort([], plan.found, plan.labelled, plan.has_labels, len(plan.jobs) - done)
+        outcome.rows = [_row(plan, job, outcome) for job in plan.jobs]
+        _write(order, plan, outcome)
+    return outcome
+
+
+def _crop(source: Source, entry: Label | None) -> dict[str, Any]:
+    """Where the study's crop should lie, by the label table or the input itself."""
+    given = {"crop_center_mm": entry.crop_center_mm, "gland": entry.gland} if entry else {}
+    for name in ("crop_center_mm", "gland"):
+        if value := given.get(name) or source.item.get(name):
+            return {name: str(value)}
+    return {}
+
+
+def _refuse_labels(plan: Plan) -> None:
+    unlabelled = [job for job in plan.jobs if (entry := plan.entry(job)) is None or entry.label is None]
+    if unlabelled or plan.labelled.unused:
+        raise InputError(
+            f"--strict: {len(unlabelled)} studies have no label, and {len(plan.labelled.unused)} rows of the labels "
+            f"have no study (rows {', '.join(map(str, plan.labelled.unused[:10])) or 'none'}). Correct the table."
+        )
+
+
+def _row(plan: Plan, job: Job, outcome: PreparedCohort) -> dict[str, Any]:
+    """One row of the manifest."""
+    record = json.loads((plan.preparation.folder / job.key / "study.json").read_text("utf-8"))
+    entry = plan.entry(job)
+    row = dict.fromkeys(COLUMNS, "") | {name: _cell(record.get(name)) for name in _COPIED}
+    row["patient"] = study_key(f"patient:{patient_of(job.source, entry)}", plan.preparation.salt)
+    warnings = list(record["warnings"])
+    if entry and entry.label is not None:
+        row |= {"label": entry.label, "split": entry.split or job.source.split}
+    elif plan.has_labels:
+        outcome.unlabelled += 1
+        warnings.append("No label in the label table.")
+    if row["status"] != "failed":
+        row |= {name: f"{job.key}/{name}.nii.gz" for name in IMAGES} | {"status": "warn" if warnings else "ok"}
+        found = record.get("registration") or {}
+        row["registration"] = "accepted" if found.get("accepted") else f"refused: {found.get('reason', 'not tried')}"
+        row |= {name: _cell(found.get(name)) for name in ("shift_mm", "rotation_deg", "mi_before", "mi_after")}
+    return row | {"warnings": " | ".join(warnings)}
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return " ".join(f"{one:g}" for one in value)
+    return "" if value is None else value
+
+
+def _write(order: Order, plan: Plan, outcome: PreparedCohort) -> None:
+    states = Counter(row["status"] for row in outcome.rows)
+    summary = {
+        "layout": plan.found.layout,
+        "studies": {state: states[state] for state in ("ok", "warn", "failed")},
+        "labels": {
+            "unlabelled_studies": outcome.unlabelled,
+            "rows_without_study": plan.labelled.unused,
+            "notes": plan.labelled.notes,
+        },
+        "split": {"made_here": plan.labelled.split_made, "seed": order.seed},
+        "files": {
+            "seen": sum(int(row["files_seen"]) for row in outcome.rows) + len(plan.found.outside),
+            "outside_studies": Counter(plan.found.outside.values()),
+        },
+        "grid": {"spacing_mm": plan.preparation.rules.spacing, "size": plan.preparation.rules.size},
+        "versions": plan.preparation.versions,
+    }
+    write_csv(order.output / "manifest.csv", COLUMNS, outcome.rows)
+    write_json(order.output / "cohort.json", summary)
+    write_page(order.output, outcome.rows, summary)
+    if order.key_file:
+        write_csv(order.key_file, ("kind", "key", "path"), _keys(plan))
+
+
+def _keys(plan: Plan) -> list[dict[str, str]]:
+    """What the keys of studies and files stand for."""
+    rows = []
+    for job in plan.jobs:
+        files = job.source.files
+        place = os.path.commonpath([file.parent for file in files]) if files else ""
+        rows.append({"kind": "study", "key": job.key, "path": str(place)})
+        rows += [{"kind": "file", "key": plan.preparation.file_key(f), "path": str(f)} for f in files]
+    return rows
+
+
+def read_rows(manifest: Path) -> list[dict[str, str]]:
+    """Rows of a prepared cohort's manifest.
+
+    Raises:
+        InputError: If it is absent or no manifest of a prepared cohort.
+    """
+    if not manifest.is_file():
+        raise InputError(f"{manifest.parent} has no manifest.csv. Prepare the cohort first.")
+    with manifest.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        rows = list(reader)
+    if missing := sorted(set(COLUMNS) - set(reader.fieldnames or ())):
+        raise InputError(f"{manifest}: no column {missing[0]}; it is not the manifest of a prepared cohort.")
+    return rows
+
+
+KILLED = StudyError(
+    "killed",
+    "The process that prepared this study alone was killed, most likely for want of memory. Free memory, or make its "
+    "images smaller; --resume tries it again.",
+)
+
+
+def prepare_all(preparation: Preparation, jobs: Sequence[Job], *, pool: Pool, strict: bool) -> int:
+    """Prepare the studies that are not finished; gives how many that were.
+
+    A process that is killed, as the system does when memory runs out, takes all its studies in work with it. Threads
+    are this very process: the next start finds the traces and prepares these studies last, one at a time, each in a
+    process of its own. Of a pool of processes or a cluster they are begun again at once. A study whose process is
+    killed each time becomes a failed one, ``killed``.
+
+    Args:
+        preparation: The cohort, which this process alone writes to.
+        jobs: All studies.
+        pool: Where studies are prepared.
+        strict: Stop at the first failed study.
+
+    Raises:
+        InputError: If a study failed and ``strict`` is set, or the disk is full.
+    """
+    begun = {part.name for part in preparation.folder.glob(".part-*/*")}
+    sweep(preparation.folder)
+    todo = [job for job in jobs if preparation.finished(job) is None]
+    apart = [job for job in todo if job.key in begun]
+    if apart:
+        logger.warning(
+            "%d studies were in work when an earlier run was killed, perhaps for want of memory: they come last, each "
+            "alone in a process of its own.",
+            len(apart),
+        )
+    at_once = [job for job in todo if job.key not in begun]
+    with (
+        closing(run_tasks(preparation.prepare, at_once, pool)) as together,
+        progress_bar("prepare", len(todo), "study") as bar,
+    ):
+        first = (_record_of(preparation, outcome) for outcome in together)
+        records = chain(first, (prepare_apart(preparation, job) for job in apart))
+        for record in records:
+            bar.update()
+            if strict and record["status"] == "failed":
+                raise InputError(
+                    f"Study {record['study']} failed ({record['error_code']}): {record['error_text']} With "
+                    "--strict the run stops here; finished studies are kept for --resume, no manifest is written."
+                )
+    sweep(preparation.folder)
+    return len(todo)
+
+
+def _record_of(preparation: Preparation, outcome: Outcome) -> Any:
+    if isinstance(outcome.error, LostTaskError):
+        return preparation.prepare(outcome.item, refused=KILLED)
+    return outcome.get()
+
+
+def prepare_apart(preparation: Preparation, job: Job) -> dict[str, Any]:
+    """What :meth:`Preparation.prepare` does, where the system may kill it for memory without harm to the others.
+
+    A killed study becomes a failed one, ``killed``.
+    """
+    with ProcessPoolExecutor(1, get_context("spawn"), initializer=silence_readers) as pool:
+        try:
+            return pool.submit(preparation.prepare, without_headers(job)).result()
+        except BrokenProcessPool:
+            sweep(preparation.folder)
+            return preparation.prepare(job, refused=KILLED)
+
+
+def without_headers(job: Job) -> Job:
+    """The study as another process can be told of it: open headers stay here, and are read again there."""
+    item = job.source.item
+    if "dicom" not in item:
+        return job
+    return replace(job, source=replace(job.source, item=item | {"dicom": replace(item["dicom"], headers=[])}))
+
+
+TEMPLATE = Path(__file__).with_name("qc.html.j2")
+
+
+def write_page(cohort: Path, rows: Sequence[dict[str, Any]], summary: dict[str, Any]) -> None:
+    """Write ``qc.html``: a row per study with its picture, figures, warnings or error; filters by status and text.
+
+    Args:
+        cohort: Folder with ``<study>/study.json`` and ``<study>/qc.jpg``.
+        rows: Of the manifest.
+        summary: Of the whole cohort, as in ``cohort.json``.
+    """
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(TEMPLATE.read_text("utf-8"))
+    page = template.render(summary=summary, studies=_studies(cohort, rows), total=len(rows))
+    write_bytes(cohort / "qc.html", page.encode())
+
+
+def _studies(cohort: Path, rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    order = {"failed": 0, "warn": 1, "ok": 2}
+    for row in sorted(rows, key=lambda row: (order[row["status"]], row["study"])):
+        folder = cohort / row["study"]
+        picture = folder / "qc.jpg"
+        record = json.loads((folder / "study.json").read_text("utf-8"))
+        image = base64.b64encode(picture.read_bytes()).decode() if picture.is_file() else ""
+        warnings = [text for text in row["warnings"].split(" | ") if text]
+        yield {"row": row, "record": record, "image": image, "warnings": warnings}

@@ -1,0 +1,14 @@
+"""Scores and labels -> figures with intervals, comparisons, tables, the report (its templates lie beside it).
+
+Neither torch nor MONAI.
+"""
+
+from mri_alm.runtime.faces import faces
+
+__getattr__, __all__ = faces(
+    __name__,
+    {
+        "analysis": ["Evaluation", "evaluate"],
+        "report": ["write_evaluation"],
+    },
+)

@@ -1,0 +1,293 @@
+"""Scores and truth side by side: every study once in every file, or a sentence on what does not fit."""
+
+import json
+import logging
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mri_alm.errors import InputError
+from mri_alm.metrics.threshold import one_score_per_patient
+from mri_alm.runtime.files import sha256
+from mri_alm.runtime.tables import read_table
+
+logger = logging.getLogger("mri_alm")
+
+Row = dict[str, str]
+
+TRAINING = "training study"
+_SHOWN = 10  # studies named in one message
+
+
+@dataclass(frozen=True)
+class Model:
+    """What one model says of the evaluated studies.
+
+    Attributes:
+        name: As shown in every table.
+        score: ``(N,)``, finite, of any kind that grows with suspicion.
+        threshold: The one its file decided with; -inf is "examine everyone", None: the file decides nothing.
+        spread: ``(N,)`` standard deviation of the members' logits; NaN where unknown.
+        warnings: ``(N,)`` quality warnings, empty where there are none.
+        sha256: Of the file.
+    """
+
+    name: str
+    score: NDArray[np.float64]
+    threshold: float | None
+    spread: NDArray[np.float64]
+    warnings: tuple[str, ...]
+    sha256: str
+
+
+@dataclass(frozen=True)
+class LabelledScores:
+    """An evaluation's cohort.
+
+    Attributes:
+        studies: ``(N,)`` names, in the order of the label table.
+        label: ``(N,)`` in {0, 1}, both present.
+        models: One per file of scores.
+        columns: The label table's columns, ``(N,)`` each; what subgroups are made of.
+        left_out: Studies of the label table that are not evaluated, with the reason.
+        notes: What a reader must know of the data.
+        sha256: Of the label table.
+    """
+
+    studies: tuple[str, ...]
+    label: NDArray[np.int64]
+    models: tuple[Model, ...]
+    columns: dict[str, tuple[str, ...]]
+    left_out: dict[str, str]
+    notes: tuple[str, ...]
+    sha256: str
+
+    @property
+    def lost(self) -> list[str]:
+        """Studies left out that are not the training's."""
+        return [study for study, reason in self.left_out.items() if reason != TRAINING]
+
+
+def read_labelled_scores(
+    scores: Mapping[str, Path], labels: Path, *, exclude: Collection[str] = (), trained_on: Collection[str] = ()
+) -> LabelledScores:
+    """Read and match files of scores (as `scores.csv`) and a table of labels; nothing is dropped in silence.
+
+    Left out, with the reason, are rows of the label table that were excluded, failed in preparation, have no label, or
+    belong to a training cohort (``split`` is ``train`` and no such study has a score), and studies that a file of
+    scores lists without a score.
+
+    Args:
+        scores: Model name to a CSV with columns study and score; optional threshold, dce_needed, spread, warnings.
+        labels: CSV with columns study and label; a cohort's manifest will do.
+        exclude: Studies the training run left out.
+        trained_on: Studies the model was trained on; a score of one is refused.
+
+    Raises:
+        InputError: If a file cannot be read, a study stands in one file and not in another, a value is no finite
+            number, a label is missing, or only one class is left. Every problem of this kind is named at once.
+    """
+    truth = _by_study(labels, ("study", "label"))
+    tables = {name: _by_study(path, ("study", "score")) for name, path in scores.items()}
+    scored = {study for table in tables.values() for study in table}
+    if known := sorted(scored & set(trained_on)):
+        raise InputError(
+            f"Among the scores are training studies of this run: {_named(known)}. They say nothing about new patients. "
+            "Leave them out; or, if they only share a name with training studies, rename them or omit --run."
+        )
+    left_out = _left_out(truth, scored, exclude)
+    expected = [study for study in truth if study not in left_out]
+    problems = _mismatches({name: set(table) for name, table in tables.items()}, scores, set(expected), labels)
+    problems += [
+        f'{labels}: study {study} has label "{truth[study]["label"]}". Write 1 (DCE needed) or 0 (not needed).'
+        for study in expected
+        if truth[study]["label"] not in ("0", "1")
+    ]
+    for name, table in tables.items():
+        problems += [f"{scores[name]}: {text}" for text in _bad_scores(table)]
+    if problems:
+        raise InputError("\n".join(problems))
+    for table in tables.values():
+        lost = {study: row for study, row in table.items() if row["score"] == ""}
+        left_out |= {study: row.get("warnings") or "not scored" for study, row in lost.items()}
+    studies = tuple(study for study in expected if study not in left_out)
+    label = np.array([int(truth[study]["label"]) for study in studies], dtype=np.int64)
+    if len(set(label.tolist())) < 2:
+        raise InputError(
+            f"{labels}: the {label.size} studies with a score all have one label or there are none; an evaluation "
+            "needs both classes."
+        )
+    return LabelledScores(
+        studies=studies,
+        label=label,
+        models=tuple(_model(name, scores[name], table, studies) for name, table in tables.items()),
+        columns={column: tuple(truth[study][column] for study in studies) for column in truth[studies[0]]},
+        left_out=left_out,
+        notes=_notes(truth, studies),
+        sha256=sha256(labels),
+    )
+
+
+def read_calibration(
+    scores: Path, labels: Path, *, trained_on: Collection[str] = (), apart_from: Collection[str] = ()
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Labels and scores ``(P,)`` of a calibration cohort, one row per patient and label.
+
+    Args:
+        scores: CSV with columns study and score, of a cohort that the model never saw.
+        labels: CSV with columns study and label; with a column patient, a patient counts once.
+        trained_on: Studies the model was trained on.
+        apart_from: Patients and studies that must not be in it: those trained on, those the threshold is tried on.
+
+    Raises:
+        InputError: See :func:`read_labelled_scores`; or a patient is among those that must not be.
+    """
+    found = read_labelled_scores({"calibration": scores}, labels, trained_on=trained_on)
+    patients = patients_of(found)
+    if known := {*patients, *found.studies} & {*apart_from}:
+        raise InputError(
+            f"{len(known)} calibration patients or studies were trained on, or are evaluated too (such as "
+            f"{min(known)}): a guarantee needs others. If they only share a name, rename them."
+        )
+    return one_score_per_patient(patients, found.label, found.models[0].score)
+
+
+def patients_of(data: LabelledScores) -> list[str]:
+    """Whose study each is; where nothing says it, the study stands for its patient."""
+    return [
+        patient or study for patient, study in zip(data.columns.get("patient", data.studies), data.studies, strict=True)
+    ]
+
+
+def refuse_another_model(path: Path, run: Path, checkpoints: Mapping[str, str]) -> None:
+    """Compare the digests that stand beside scores; where there are none nobody can tell, and that is said."""
+    for name, key in (("report.json", "model"), ("threshold.json", "checkpoints")):
+        if (path.parent / name).is_file():
+            found = json.loads((path.parent / name).read_text("utf-8")).get(key)
+            digests = found.get("checkpoints_sha256") if name == "report.json" and found else found
+            if digests != checkpoints:
+                raise InputError(f"{path} holds scores of another model. Score the calibration cohort with {run}.")
+            return
+    logger.warning("Calibration: nothing beside %s tells which model gave its scores; it must be %s.", path, run)
+
+
+def _by_study(path: Path, required: Collection[str]) -> dict[str, Row]:
+    """Rows of a CSV file by study, cells stripped."""
+    rows = read_table(path, required)
+    twice = [name or "without name" for name, n in Counter(row["study"] for row in rows).items() if n > 1 or not name]
+    if twice:
+        raise InputError(f"{path}: several rows, or no name, for {_named(twice)}. Keep one row of each.")
+    return {row["study"]: row for row in rows}
+
+
+def _left_out(truth: Mapping[str, Row], scored: set[str], exclude: Collection[str]) -> dict[str, str]:
+    """Studies without a score that need none, with the reason."""
+    trains = {study for study, row in truth.items() if row.get("split") == "train"}
+    found = {}
+    for study, row in truth.items():
+        if study in scored:
+            continue
+        if study in exclude:
+            found[study] = "left out by the training run's setting exclude"
+        elif row.get("status") == "failed":
+            found[study] = f"failed in preparation ({row.get('error_code') or 'no code'})"
+        elif study in trains and not trains & scored:
+            found[study] = TRAINING
+        elif row["label"] == "":
+            found[study] = "no label"
+    return found
+
+
+def _mismatches(
+    found: Mapping[str, set[str]], paths: Mapping[str, Path], expected: set[str], labels: Path
+) -> list[str]:
+    problems = []
+    for name, studies in found.items():
+        if extra := sorted(studies - expected):
+            problems.append(f"{paths[name]}: no row in {labels} for {_named(extra)}. Add the labels.")
+        if missing := sorted(expected - studies):
+            problems.append(
+                f"{paths[name]}: no row there for {_named(missing)} of {labels}. Score them, or take them out of the "
+                "labels: an exam that is lost must not look like one that went well."
+            )
+    return problems
+
+
+def _bad_scores(table: Mapping[str, Row]) -> list[str]:
+    bad = [(study, row["score"]) for study, row in table.items() if row["score"] != "" and not _finite(row["score"])]
+    more = [f"... and {len(bad) - _SHOWN} more scores that are no finite numbers."] if len(bad) > _SHOWN else []
+    return [
+        f'study {study} has score "{value}", which is no finite number. Score it again, or leave the cell empty to '
+        "count it as not scored."
+        for study, value in bad[:_SHOWN]
+    ] + more
+
+
+def _finite(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _model(name: str, path: Path, table: Mapping[str, Row], studies: tuple[str, ...]) -> Model:
+    rows = [table[study] for study in studies]
+    score = np.array([float(row["score"]) for row in rows])
+    spread = [row.get("spread", "") for row in rows]
+    return Model(
+        name=name,
+        score=score,
+        threshold=_threshold(path, rows, score),
+        spread=np.array([float(text) if _finite(text) else math.nan for text in spread]),
+        warnings=tuple(row.get("warnings", "") for row in rows),
+        sha256=sha256(path),
+    )
+
+
+def _threshold(path: Path, rows: list[Row], score: NDArray[np.float64]) -> float | None:
+    """The one threshold of a file, checked against its decisions; an empty cell is "examine everyone"."""
+    if "threshold" not in rows[0]:
+        return None
+    values = {row["threshold"] for row in rows}
+    if len(values) > 1 or not all(value == "" or _finite(value) for value in values):
+        raise InputError(
+            f"{path}: column threshold must hold one number throughout, found {len(values)} values. "
+            "Evaluate files of different operating points apart."
+        )
+    (text,) = values
+    threshold = float(text) if text else -math.inf
+    needed = [row.get("dce_needed") for row in rows]
+    wrong = [i for i, (s, n) in enumerate(zip(score, needed, strict=True)) if n and n != str(int(s >= threshold))]
+    if wrong:
+        i = wrong[0]
+        raise InputError(
+            f"{path}: study {rows[i]['study']} has dce_needed {needed[i]} at score {score[i]:g} and threshold "
+            f"{text or 'none'}; that is not score >= threshold. Restore the file that score.py wrote."
+        )
+    return threshold
+
+
+def _notes(truth: Mapping[str, Row], studies: tuple[str, ...]) -> tuple[str, ...]:
+    notes = []
+    if n := sum(truth[study].get("split") == "train" for study in studies):
+        notes.append(
+            f"{n} of {len(studies)} evaluated studies have split = train in the label table. If this model was trained "
+            "on them, every figure here is worthless."
+        )
+    patients = {truth[study].get("patient") or study for study in studies}
+    if len(patients) < len(studies):
+        notes.append(
+            f"{len(studies)} studies come from {len(patients)} patients. Intervals and bounds assume independent "
+            "studies and are too narrow: keep one study per patient."
+        )
+    return tuple(notes)
+
+
+def _named(studies: list[str]) -> str:
+    shown = ", ".join(studies[:_SHOWN]) + (", ..." if len(studies) > _SHOWN else "")
+    return f"{len(studies)} {'study' if len(studies) == 1 else 'studies'} ({shown})"

@@ -1,0 +1,204 @@
+"""Frames of one series, echo and b-value -> one SimpleITK volume, or a typed refusal.
+
+No folder reader does this safely on diffusion (b-values are stacked, missing slices closed up), so the volume is
+built from the headers: sorted by position along the slice normal, spacing from the positions.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import SimpleITK as sitk  # noqa: N813
+from numpy.typing import NDArray
+from pydicom.pixels import get_decoder
+
+from mri_alm.errors import StudyError
+from mri_alm.imaging.dicom_files import DAMAGED, read_dicom
+from mri_alm.imaging.series import Frame
+
+GAP_TOLERANCE = 0.05  # of the median distance between slices
+COSINE_TOLERANCE = 1e-4
+SAME_PLACE_MM = 0.01
+SPACING_MM = 0.01, 100.0  # anything else is no MR image
+MAX_VOXELS = 2**27  # 512 MiB as float32, twenty times the largest prostate series; a damaged header may claim anything
+
+
+def build_volume(frames: list[Frame], name: str) -> sitk.Image:
+    """One float32 volume in LPS millimetres from frames in any order, rescaled per frame.
+
+    Args:
+        frames: All frames of one volume.
+        name: What the error messages call it, such as ``"series 6 at b = 800"``.
+
+    Raises:
+        StudyError: ``geometry``, ``duplicate_slices``, ``slice_gap``, ``too_few_slices``, ``no_decoder``,
+            ``damaged_file`` or ``empty_volume``.
+    """
+    if len(frames) < 2:
+        raise StudyError("too_few_slices", f"{name} has {len(frames)} slices; a volume needs two.")
+    direction = _direction(frames, name)
+    positions = np.array([frame.position for frame in frames])
+    order = np.argsort(positions @ direction[2], kind="stable")
+    frames, positions = [frames[i] for i in order], positions[order]
+    gap = _gap(positions, direction[2], name)
+    image = sitk.GetImageFromArray(_stack(frames, name))
+    image.SetSpacing((frames[0].spacing[1], frames[0].spacing[0], gap))
+    image.SetOrigin(positions[0].tolist())
+    image.SetDirection(direction.T.ravel().tolist())
+    return image
+
+
+def build_mean(frames: list[Frame], name: str) -> sitk.Image:
+    """One volume of one b-value, repeats and directions averaged: the trace-weighted image scanners compute themselves.
+
+    Repeats are averaged within their direction first, so that each direction counts alike. Where the series holds a
+    trace beside its directions, the trace alone is used.
+
+    Args:
+        frames: All frames of one b-value, in any order.
+        name: As for :func:`build_volume`.
+
+    Raises:
+        StudyError: As :func:`build_volume`; ``duplicate_slices`` where some positions have more images than others, or
+            images of another type.
+    """
+    directions: dict[tuple[float, ...] | None, list[Frame]] = {}
+    for frame in frames:
+        directions.setdefault(frame.direction, []).append(frame)
+    if None in directions or len(directions) == 1:
+        return _mean_of_repeats(directions.get(None, frames), name)
+    each = enumerate(directions.values(), 1)
+    return geometric_mean([_mean_of_repeats(same, f"{name}, direction {number}") for number, same in each], name)
+
+
+def geometric_mean(volumes: Sequence[sitk.Image], name: str) -> sitk.Image:
+    """Mean of several volumes of one b-value, float32.
+
+    A monoexponential decay along each direction stays one, with the mean diffusivity as its ADC; an arithmetic mean is
+    always larger, the more so the higher b is, and lowers the ADC of anisotropic tissue.
+
+    Args:
+        volumes: Directions or repeats; a single one is returned as it is.
+        name: As for :func:`build_volume`.
+
+    Raises:
+        StudyError: ``geometry`` when they do not lie on one grid.
+    """
+    first = volumes[0]
+    if len(volumes) == 1:
+        return first
+    if any(one.GetSize() != first.GetSize() or not np.allclose(one.GetOrigin(), first.GetOrigin()) for one in volumes):
+        raise StudyError("geometry", f"{name}: its {len(volumes)} directions or repeats do not cover the same slices.")
+    logs = [np.log(np.maximum(sitk.GetArrayViewFromImage(one), 1e-6)) for one in volumes]
+    mean = sitk.GetImageFromArray(np.exp(np.mean(logs, axis=0)))
+    mean.CopyInformation(first)
+    return mean
+
+
+def _mean_of_repeats(frames: list[Frame], name: str) -> sitk.Image:
+    return geometric_mean([build_volume(repeat, name) for repeat in _repeats(frames)], name)
+
+
+def _repeats(frames: list[Frame]) -> list[list[Frame]]:
+    """The complete repeats that frames consist of; all in one list where positions or image types do not allow that."""
+    along = np.array([frame.position @ frames[0].normal for frame in frames])
+    order = np.argsort(along, kind="stable")
+    along = along[order]
+    starts = np.flatnonzero(np.diff(along, prepend=-np.inf) > SAME_PLACE_MM)
+    counts = np.diff(starts, append=len(frames))
+    if len({frame.image_type for frame in frames}) > 1 or len(set(counts.tolist())) != 1:
+        return [frames]
+    return [[frames[index] for index in order[start :: counts[0]]] for start in range(counts[0])]
+
+
+def _direction(frames: list[Frame], name: str) -> NDArray[np.float64]:
+    """Unit vectors along a row, along a column and across the slices, as rows (3, 3)."""
+    first = frames[0]
+    cosines = np.array([frame.orientation for frame in frames])
+    if not np.all(np.abs(cosines - cosines[0]) <= COSINE_TOLERANCE):
+        apart = np.max(np.abs(cosines - cosines[0]))
+        raise StudyError("geometry", f"{name}: direction cosines differ between slices by {apart:.2g} (1e-4 allowed).")
+    row, column = cosines[0, :3], cosines[0, 3:]
+    if not np.allclose([row @ row, column @ column, row @ column], [1, 1, 0], atol=1e-3):
+        raise StudyError("geometry", f"{name}: row and column directions are not perpendicular unit vectors.")
+    shapes = {frame.shape for frame in frames}
+    if len(shapes) > 1 or not all(np.allclose(frame.spacing, first.spacing, rtol=1e-3) for frame in frames):
+        raise StudyError("geometry", f"{name}: slices differ in size or pixel spacing ({sorted(shapes)}).")
+    if not all(SPACING_MM[0] <= spacing <= SPACING_MM[1] for spacing in first.spacing):
+        raise StudyError("geometry", f"{name}: pixel spacing is {first.spacing}; it must be 0.01 to 100 mm.")
+    row = row / np.linalg.norm(row)
+    column = column - (column @ row) * row
+    column = column / np.linalg.norm(column)
+    return np.stack([row, column, np.cross(row, column)])
+
+
+def _gap(positions: NDArray[np.float64], normal: NDArray[np.float64], name: str) -> float:
+    """Slice distance of positions (N, 3) sorted along the normal, in mm; refuses anything but a regular stack."""
+    along = positions @ normal
+    gaps = np.diff(along)
+    if (shared := gaps < SAME_PLACE_MM).any():
+        at = along[:-1][shared][0]
+        raise StudyError(
+            "duplicate_slices",
+            f"{name}: {int(shared.sum())} slices share a position, the first at {at:.2f} mm along the normal. "
+            "The series mixes several volumes (incomplete repeats, phases); export them as series of their own.",
+        )
+    median = float(np.median(gaps))
+    if (np.abs(gaps - median) > GAP_TOLERANCE * median).any():
+        worst = int(np.argmax(np.abs(gaps - median)))
+        raise StudyError(
+            "slice_gap",
+            f"{name}: slices {worst + 1} and {worst + 2} of {len(positions)} are {gaps[worst]:.2f} mm apart, the "
+            f"others {median:.2f} mm. A slice is missing; export the series again.",
+        )
+    drift = positions - positions[0] - np.outer(along - along[0], normal)
+    if np.abs(drift).max() > GAP_TOLERANCE * median:
+        raise StudyError("geometry", f"{name}: slices are shifted sideways by up to {np.abs(drift).max():.2f} mm.")
+    return float(along[-1] - along[0]) / (len(along) - 1)
+
+
+def _stack(frames: list[Frame], name: str) -> NDArray[np.float32]:
+    """Physical values (slices, rows, columns) of frames already in order."""
+    if len(frames) * frames[0].shape[0] * frames[0].shape[1] > MAX_VOXELS:
+        raise StudyError("damaged_file", f"{name}: {len(frames)} slices of {frames[0].shape} pixels are no MR volume.")
+    pixels: dict[Path, NDArray[np.generic]] = {}
+    for frame in frames:
+        if frame.file not in pixels:
+            pixels[frame.file] = _pixels(frame.file, name)
+    try:
+        with np.errstate(over="ignore", invalid="ignore"):  # a damaged slope; refused below as not finite
+            stack = np.stack([_physical(pixels[frame.file][frame.index], frame) for frame in frames])
+    except (IndexError, ValueError) as error:
+        raise StudyError("damaged_file", f"{name}: pixel data and header disagree on the number of images.") from error
+    if not np.isfinite(stack).all() or stack.min() == stack.max():
+        raise StudyError(
+            "empty_volume", f"{name}: every voxel has the value {stack.flat[0]:g}, or some are not finite."
+        )
+    return stack
+
+
+def _physical(stored: NDArray[np.generic], frame: Frame) -> NDArray[np.float32]:
+    return (stored.astype(np.float64) * frame.slope + frame.intercept).astype(np.float32)
+
+
+def _pixels(file: Path, name: str) -> NDArray[np.generic]:
+    """Stored values of one file as (frames, rows, columns)."""
+    try:
+        ds = read_dicom(file)
+        if int(ds.Rows) * int(ds.Columns) * int(ds.get("NumberOfFrames") or 1) > MAX_VOXELS:
+            raise StudyError("damaged_file", f"{name}: the header of one file claims more pixels than any MR image.")
+        syntax = ds.file_meta.TransferSyntaxUID
+        if syntax.is_compressed and not get_decoder(syntax).is_available:
+            raise StudyError(
+                "no_decoder",
+                f"{name} is compressed ({syntax.name}) and no decoder is installed: "
+                "pip install -e '.[dicom-compressed]'.",
+            )
+        stored: NDArray[np.generic] = ds.pixel_array
+    except StudyError:
+        raise
+    except (*DAMAGED, RuntimeError) as error:
+        raise StudyError(
+            "damaged_file", f"{name}: the pixels of one file cannot be read ({type(error).__name__})."
+        ) from error
+    return stored[np.newaxis] if stored.ndim == 2 else stored

@@ -1,0 +1,342 @@
+"""The operating point to ship: a threshold that keeps false negatives low on patients not seen yet, and its record.
+
+Let s_(1) <= ... <= s_(n) be the scores of ``n`` independent positives (one per patient) used neither in training nor in
+model selection. "Positive" means ``score >= tau``. With tau = s_(r), at most r - 1 of them are missed, and the miss
+rate of new patients follows Beta(r, n - r + 1), or less where scores tie. The ways to choose r differ in what they
+promise, and are named for it. r = 0 has an honest outcome too: tau = -infinity, examine everyone.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.stats import beta, betabinom, binom, nbinom
+
+from mri_alm.errors import InputError
+from mri_alm.metrics.ranking import check_binary
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """A threshold fixed before new patients are seen, and what is known of it.
+
+    Attributes:
+        threshold: Positive iff score >= threshold, of the kind the scores had; -inf means "examine everyone".
+        rank: The threshold is the ``rank``-th smallest held-out positive score; 0 means "examine everyone".
+        n_positive: Held-out positives.
+        n_negative: Held-out negatives.
+        false_negatives: Held-out positives below the threshold; fewer than ``rank - 1`` where scores tie.
+        false_positive_rate: Share of held-out negatives at or above the threshold, in [0, 1].
+        expected_miss_rate: Mean miss rate of new positives, rank / (n + 1); an upper bound where scores tie.
+        miss_rate_upper_95: With 95 % confidence the miss rate of new positives is at most this; for a threshold that
+            allows k misses it equals the Clopper-Pearson bound of k misses of n.
+        rule: What was asked for, in words.
+        basis: What the two rates rest on, in words that begin with "exact" or "approximate".
+    """
+
+    threshold: float
+    rank: int
+    n_positive: int
+    n_negative: int
+    false_negatives: int
+    false_positive_rate: float
+    expected_miss_rate: float
+    miss_rate_upper_95: float
+    rule: str
+    basis: str
+
+    def decide(self, score: ArrayLike) -> NDArray[np.bool_]:
+        """Which samples are positive; the shape is that of ``score``.
+
+        Raises:
+            InputError: If a score is NaN, which would otherwise pass for a safe negative.
+        """
+        score = np.asarray(score, dtype=np.float64)
+        if np.isnan(score).any():
+            raise InputError(f"{int(np.isnan(score).sum())} of {score.size} scores are NaN: no decision can be made.")
+        return np.asarray(score >= self.threshold)
+
+    def in_words(self) -> str:
+        """Three lines for a person: the threshold, what it rests on, what to expect of it."""
+        threshold = f"{self.threshold:.4f}" if math.isfinite(self.threshold) else "none (examine everyone)"
+        return (
+            f"Threshold {threshold} on the score: {self.rule}; {self.n_positive} positives stand behind it.\n"
+            f"  Basis: {self.basis}.\n"
+            f"  Expected share of missed patients {100 * self.expected_miss_rate:.1f} %, with 95 % confidence at most "
+            f"{100 * self.miss_rate_upper_95:.1f} %."
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as a dictionary that strict JSON can hold: "examine everyone" is a null threshold."""
+        return asdict(self) | {"threshold": self.threshold if math.isfinite(self.threshold) else None}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> "OperatingPoint":
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+            InputError: If a field is missing or unknown.
+        """
+        names = cls.__dataclass_fields__.keys()
+        if fields.keys() != names:
+            raise InputError(f"An operating point has the fields {', '.join(names)}; found {', '.join(fields)}.")
+        return cls(**fields | {"threshold": -math.inf if fields["threshold"] is None else fields["threshold"]})
+
+
+def majority_vote(points: Sequence[OperatingPoint], score: ArrayLike) -> NDArray[np.bool_]:
+    """Decisions ``(B,)`` of several models, each at its own threshold; a drawn vote is positive, the cautious side.
+
+    Args:
+        points: One operating point per model.
+        score: ``(B, M)``, column m being model m's scores.
+
+    Raises:
+        InputError: If there is not one column per point, or a score is NaN.
+    """
+    score = np.asarray(score, dtype=np.float64)
+    if score.ndim != 2 or score.shape[1] != len(points):
+        raise InputError(f"score must have one column per operating point ({len(points)}), found shape {score.shape}.")
+    votes = sum(point.decide(column).astype(np.int64) for point, column in zip(points, score.T, strict=True))
+    return np.asarray(2 * votes >= len(points))
+
+
+Source = Literal["calibration", "split", "pooled"]
+
+_BASIS: dict[str, str] = {
+    "calibration": "exact: a separate calibration cohort, scored as new patients will be",
+    "split": "approximate: one model's own validation split, which also chose its checkpoint; for a vote of the models",
+    "pooled": "approximate: held-out scores pooled over the splits, which are not an ensemble's scores of new patients",
+}
+
+
+def fixed_fn_threshold(label: ArrayLike, score: ArrayLike, max_fn: int, *, source: Source = "pooled") -> OperatingPoint:
+    """The highest threshold that misses at most ``max_fn`` of the held-out positives: s_(max_fn + 1).
+
+    It promises nothing for new patients by itself: read ``expected_miss_rate`` and ``miss_rate_upper_95``.
+
+    Args:
+        label: ``(B,)`` in {0, 1}, one sample per patient.
+        score: ``(B,)``, of the kind that new patients will be scored in.
+        max_fn: Allowed false negatives, 0 <= max_fn < number of positives.
+        source: Where the scores come from: a separate ``"calibration"`` cohort (exact), one ``"split"`` or all splits
+            ``"pooled"`` (approximate).
+
+    Raises:
+        InputError: If ``max_fn`` is out of range, the source unknown, or see :func:`mri_alm.metrics.check_binary`.
+    """
+    n = int(check_binary(label, score)[0].sum())
+    if not 0 <= max_fn < n:
+        raise InputError(
+            f"Cannot allow {max_fn} false negatives: the cohort has {n} positive patients, "
+            f"so --max_fn must be between 0 and {n - 1}."
+        )
+    return _operating_point(label, score, max_fn + 1, f"at most {max_fn} of {n} held-out positives missed", source)
+
+
+def neyman_pearson_threshold(
+    label: ArrayLike, score: ArrayLike, alpha: float, eps: float, *, source: Source = "pooled"
+) -> OperatingPoint:
+    """The highest threshold with P(miss rate > alpha) <= eps over the draw of the held-out positives.
+
+    With too few positives (see :func:`minimum_positives`) the answer is "examine everyone".
+
+    Args:
+        label: ``(B,)`` in {0, 1}, one sample per patient.
+        score: ``(B,)``, of the kind that new patients will be scored in.
+        alpha: Largest acceptable miss rate, in (0, 1).
+        eps: Acceptable chance that the miss rate is larger, in (0, 1).
+        source: See :func:`fixed_fn_threshold`.
+
+    Raises:
+        InputError: If a rate is out of range, the source unknown, or see :func:`mri_alm.metrics.check_binary`.
+    """
+    rank = neyman_pearson_rank(int(check_binary(label, score)[0].sum()), alpha, eps)
+    return _operating_point(label, score, rank, f"P(miss rate > {alpha:g}) <= {eps:g}", source)
+
+
+def mean_miss_rate_threshold(
+    label: ArrayLike, score: ArrayLike, alpha: float, *, source: Source = "pooled"
+) -> OperatingPoint:
+    """The highest threshold whose **mean** miss rate over such cohorts is at most alpha (conformal risk control).
+
+    For one cohort the miss rate exceeds alpha almost every second time: :func:`neyman_pearson_threshold` bounds that.
+
+    Args:
+        label: ``(B,)`` in {0, 1}, one sample per patient.
+        score: ``(B,)``, of the kind that new patients will be scored in.
+        alpha: Largest acceptable mean miss rate, in (0, 1).
+        source: See :func:`fixed_fn_threshold`.
+
+    Raises:
+        InputError: If ``alpha`` is out of range, the source unknown, or see :func:`mri_alm.metrics.check_binary`.
+    """
+    rank = conformal_rank(int(check_binary(label, score)[0].sum()), alpha)
+    return _operating_point(label, score, rank, f"mean miss rate <= {alpha:g}, no bound for one cohort", source)
+
+
+def one_score_per_patient(
+    patient: Sequence[str], label: ArrayLike, score: ArrayLike
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Labels and scores with one row per patient and label, as the laws above need independent samples.
+
+    A patient with several positive exams counts with the lowest score, so that missing any of them is a miss; one
+    with several negative exams with the highest, so that calling any of them is a false positive.
+
+    Args:
+        patient: ``(B,)``.
+        label: ``(B,)`` in {0, 1}.
+        score: ``(B,)``.
+
+    Returns:
+        Labels and scores ``(P,)``, P <= B, in the order in which patients first occur.
+
+    Raises:
+        InputError: If there is not one patient per score, or see :func:`mri_alm.metrics.check_binary`.
+    """
+    positive, score = check_binary(label, score)
+    if len(patient) != len(score):
+        raise InputError(f"Each of the {len(score)} scores needs its patient, found {len(patient)} patients.")
+    rows: dict[tuple[str, bool], float] = {}
+    for name, needed, value in zip(patient, positive.tolist(), score.tolist(), strict=True):
+        seen = rows.setdefault((name, needed), value)
+        rows[name, needed] = min(seen, value) if needed else max(seen, value)
+    return np.array([needed for _, needed in rows], dtype=np.int64), np.array(list(rows.values()))
+
+
+def certificate_in_words(n: int, alpha: float = 0.1, eps: float = 0.1) -> str:
+    """What ``n`` positives could promise at best, known before anything is trained."""
+    needed = minimum_positives(alpha, eps)
+    rate = f"certify a miss rate of {100 * alpha:g} % at {100 * (1 - eps):g} % confidence"
+    return f"{n} positives can {rate}." if n >= needed else f"{n} positives cannot {rate}; {needed} can."
+
+
+def neyman_pearson_rank(n: int, alpha: float, eps: float) -> int:
+    """Largest r with BinomCDF(r - 1; n, alpha) <= eps, so that P(miss rate at s_(r) > alpha) <= eps; 0 if none.
+
+    Args:
+        n: Held-out positives, >= 1.
+        alpha: Largest acceptable miss rate, in (0, 1).
+        eps: Acceptable chance that it is larger, in (0, 1).
+
+    Raises:
+        InputError: If an argument is out of range.
+
+    References:
+        Tong, Feng, Li, "Neyman-Pearson classification algorithms and NP receiver operating characteristics", 2018.
+    """
+    _check_counts(n)
+    _check_rates(alpha=alpha, eps=eps)
+    return int(np.searchsorted(binom.cdf(np.arange(n), n, alpha), eps, side="right"))
+
+
+def minimum_positives(alpha: float, eps: float, allowed: int = 0) -> int:
+    """Least number of positives whose Neyman-Pearson threshold may miss ``allowed`` of them; known before training.
+
+    Args:
+        alpha: Largest acceptable miss rate, in (0, 1).
+        eps: Acceptable chance that it is larger, in (0, 1).
+        allowed: Held-out false negatives, >= 0.
+
+    Raises:
+        InputError: If an argument is out of range.
+    """
+    _check_rates(alpha=alpha, eps=eps)
+    if allowed < 0:
+        raise InputError(f"allowed must be at least 0, found {allowed}.")
+    # Waiting for the (allowed + 1)-th miss: it comes after more than n draws with BinomCDF(allowed; n, alpha).
+    return allowed + 1 + int(nbinom.isf(eps, allowed + 1, alpha))
+
+
+def conformal_rank(n: int, alpha: float) -> int:
+    """Largest r with r / (n + 1) <= alpha: bounds the **mean** miss rate only; 0 if none.
+
+    Args:
+        n: Held-out positives, >= 1.
+        alpha: Largest acceptable mean miss rate, in (0, 1).
+
+    Raises:
+        InputError: If an argument is out of range.
+    """
+    _check_counts(n)
+    _check_rates(alpha=alpha)
+    # The slack repairs products such as 0.29 * 100 = 28.999999999999996.
+    return math.floor(alpha * (n + 1) + 1e-9)
+
+
+def clopper_pearson_upper(k: int, n: int, eps: float) -> float:
+    """Upper bound, at confidence 1 - eps, of a miss rate of which ``k`` misses in ``n`` positives were seen.
+
+    BetaInv(1 - eps; k + 1, n - k). The threshold must have been fixed beforehand, or be the s_(k + 1) of these very
+    scores, for which the law of the miss rate gives the same number.
+
+    Args:
+        k: Misses, 0 <= k <= n.
+        n: Positives, >= 1.
+        eps: Chance of being wrong, in (0, 1).
+
+    Raises:
+        InputError: If an argument is out of range.
+    """
+    _check_counts(n, k=k)
+    _check_rates(eps=eps)
+    return 1.0 if k == n else float(beta.isf(eps, k + 1, n - k))
+
+
+def future_false_negatives_cdf(x: int, n: int, rank: int, m: int) -> float:
+    """Chance of at most ``x`` misses among ``m`` new positives at s_(rank) of ``n`` held-out ones.
+
+    The law is BetaBinomial(m; rank, n - rank + 1); where scores tie the chance is at least this.
+
+    Args:
+        x: Misses.
+        n: Held-out positives, >= 1.
+        rank: Rank of the threshold, 0 <= rank <= n; 0 ("examine everyone") never misses.
+        m: New positives, >= 0.
+
+    Raises:
+        InputError: If an argument is out of range.
+    """
+    _check_counts(n, rank=rank)
+    if m < 0:
+        raise InputError(f"m must be at least 0, found {m}.")
+    if rank == 0:
+        return float(x >= 0)
+    return float(betabinom.cdf(x, m, rank, n - rank + 1))
+
+
+def _operating_point(label: ArrayLike, score: ArrayLike, rank: int, rule: str, source: Source) -> OperatingPoint:
+    """The operating point at s_(rank), with its rates."""
+    if source not in _BASIS:
+        raise InputError(f"Unknown source of scores {source!r}: use one of {', '.join(_BASIS)}.")
+    positive, score = check_binary(label, score)
+    n = int(positive.sum())
+    threshold = float(np.sort(score[positive])[rank - 1]) if rank else -math.inf
+    return OperatingPoint(
+        threshold=threshold,
+        rank=rank,
+        n_positive=n,
+        n_negative=int((~positive).sum()),
+        false_negatives=int((score[positive] < threshold).sum()),
+        false_positive_rate=float((score[~positive] >= threshold).mean()),
+        expected_miss_rate=rank / (n + 1),
+        miss_rate_upper_95=clopper_pearson_upper(rank - 1, n, 0.05) if rank else 0.0,
+        rule=rule,
+        basis=_BASIS[source],
+    )
+
+
+def _check_rates(**rates: float) -> None:
+    for name, value in rates.items():
+        if not 0 < value < 1:
+            raise InputError(f"{name} must lie strictly between 0 and 1, found {value}.")
+
+
+def _check_counts(n: int, **counts: int) -> None:
+    if n < 1:
+        raise InputError(f"At least one positive is needed, found n = {n}.")
+    for name, value in counts.items():
+        if not 0 <= value <= n:
+            raise InputError(f"{name} must lie between 0 and n = {n}, found {value}.")

@@ -1,0 +1,188 @@
+"""Phantom cohorts on disk: studies as NIfTI or DICOM, and their manifest.
+
+Writing is resumable: a study appears whole or not at all, and its truth file, written last, lists what belongs to it.
+"""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mri_alm.errors import InputError
+from mri_alm.imaging.image_file import write_nifti
+from mri_alm.phantom.dicom import write_dicom_study
+from mri_alm.phantom.study import PhantomStudy, make_study
+from mri_alm.runtime.atomic import complete, private_files, sweep
+from mri_alm.runtime.files import read_json, write_json
+from mri_alm.runtime.locks import only_user
+from mri_alm.runtime.tables import write_csv
+
+VERSION = 1
+"""Raised when the same parameters would give other images."""
+IMAGES = ("t2", "adc", "hbv", "gland", "zones")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One study of a cohort: its number, label and side."""
+
+    index: int
+    label: int
+    split: str
+
+    @property
+    def name(self) -> str:
+        """The study's key in the manifest and its folder's name."""
+        return f"phantom_{self.index:04d}"
+
+
+def make_cohort(
+    folder: Path,
+    *,
+    train: int,
+    test: int,
+    ratio: int = 8,
+    seed: int = 0,
+    form: str = "nifti",
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Write a cohort of phantoms, or complete the one begun in ``folder``; a complete one is left as it is.
+
+    Args:
+        folder: Where ``manifest.csv``, ``studies/`` and ``truth/`` are written; made when missing.
+        train: Number of training studies, >= 2.
+        test: Number of test studies, >= 2.
+        ratio: Negatives per positive on each side, >= 1; each side gets at least one positive.
+        seed: Another seed, another cohort.
+        form: ``"nifti"`` (columns t2, adc, hbv) or ``"dicom"`` (column dicom, one folder per study).
+        progress: Called with the number of studies done and their total.
+
+    Returns:
+        The manifest's path: one row per study, paths relative to the manifest.
+
+    Raises:
+        InputError: If a parameter is out of range, or ``folder`` holds a cohort made with other parameters.
+    """
+    if form not in {"nifti", "dicom"}:
+        raise InputError(f"A phantom cohort's form must be 'nifti' or 'dicom', not {form!r}.")
+    rows = plan_cohort(train, test, ratio, seed)
+    parameters = {"version": VERSION, "train": train, "test": test, "ratio": ratio, "seed": seed, "form": form}
+
+    def make(row: Row) -> PhantomStudy:
+        return make_study(row.index, row.label, seed=seed)
+
+    return write_cohort(folder, rows, make, parameters=parameters, progress=progress)
+
+
+def plan_cohort(train: int, test: int, ratio: int, seed: int) -> list[Row]:
+    """Number, label and side of every study, in a random order that depends on ``seed`` only.
+
+    Raises:
+        InputError: If a side has fewer than two studies, or the ratio is below 1.
+    """
+    for name, value, least in (("train", train, 2), ("test", test, 2), ("ratio", ratio, 1), ("seed", seed, 0)):
+        if value < least:
+            raise InputError(f"A phantom cohort needs {name} >= {least}, not {value}.")
+    rows: list[Row] = []
+    rng = np.random.default_rng([seed, 0x5EED])
+    for split, count in (("train", train), ("test", test)):
+        positives = max(1, round(count / (ratio + 1)))
+        labels = rng.permutation(np.arange(count) < positives)
+        rows += [Row(len(rows) + i, int(label), split) for i, label in enumerate(labels)]
+    return rows
+
+
+@private_files()
+def write_cohort(
+    folder: Path,
+    rows: list[Row],
+    make: Callable[[Row], PhantomStudy],
+    *,
+    parameters: dict[str, Any],
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Write the studies ``make`` gives for ``rows``, and their manifest; see :func:`make_cohort`.
+
+    Args:
+        folder: The cohort's folder.
+        rows: From :func:`plan_cohort`.
+        make: Makes one study; called from several threads, for missing studies only.
+        parameters: What the cohort depends on, JSON types; ``form`` chooses between NIfTI and DICOM.
+        progress: Called with the number of studies done and their total.
+
+    Raises:
+        InputError: If ``folder`` holds a cohort made with other parameters.
+    """
+    with only_user(folder / ".lock", wait=True):  # the splits of one run may all want it at once
+        _claim(folder, parameters)
+        for part in (folder, folder / "studies", folder / "truth"):
+            sweep(part)
+        missing = [row for row in rows if not _is_complete(folder, row)]
+
+        def write(row: Row) -> None:
+            _write_study(folder, row, make(row), dicom=parameters["form"] == "dicom")
+
+        with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
+            jobs = [pool.submit(write, row) for row in missing]
+            try:
+                for done, job in enumerate(as_completed(jobs), len(rows) - len(missing) + 1):
+                    job.result()
+                    if progress:
+                        progress(done, len(rows))
+            finally:
+                pool.shutdown(cancel_futures=True)
+        return _write_manifest(folder, rows, dicom=parameters["form"] == "dicom")
+
+
+def _claim(folder: Path, parameters: dict[str, Any]) -> None:
+    """Record the parameters in the folder, or check that they are those recorded."""
+    record = folder / "cohort.json"
+    if record.exists():
+        found = read_json(record)
+        different = [f"{key} = {found.get(key)!r}, not {parameters.get(key)!r}" for key in sorted({*found, *parameters})
+                     if found.get(key) != parameters.get(key)]  # fmt: skip
+        if different:
+            raise InputError(
+                f"{folder} holds a phantom cohort made with {'; '.join(different)}. Choose another folder or delete it."
+            )
+        return
+    write_json(record, parameters)
+
+
+def _is_complete(folder: Path, row: Row) -> bool:
+    truth = folder / "truth" / f"{row.name}.json"
+    if not truth.exists():
+        return False
+    files = read_json(truth)["files"]
+    return all((folder / "studies" / row.name / file).is_file() for file in files)
+
+
+def _write_study(folder: Path, row: Row, study: PhantomStudy, *, dicom: bool) -> None:
+    place, truth = folder / "studies" / row.name, folder / "truth" / f"{row.name}.json"
+    truth.unlink(missing_ok=True)
+    with complete(place) as temporary:
+        temporary.mkdir()
+        if dicom:
+            write_dicom_study(study, temporary)
+        else:
+            for name in IMAGES:
+                write_nifti(temporary / f"{name}.nii.gz", getattr(study, name))
+        files = sorted(str(file.relative_to(temporary)) for file in temporary.rglob("*") if file.is_file())
+    write_json(truth, {**study.info, "split": row.split, "files": files})
+
+
+def _write_manifest(folder: Path, rows: list[Row], *, dicom: bool) -> Path:
+    columns = ["dicom"] if dicom else ["t2", "adc", "hbv"]
+    manifest = folder / "manifest.csv"
+    rows_of_text = []
+    for row in rows:
+        place = f"studies/{row.name}"
+        paths = [place] if dicom else [f"{place}/{name}.nii.gz" for name in columns]
+        known = {"study": row.name, "patient": row.name, "label": row.label, "split": row.split}
+        rows_of_text.append(known | dict(zip(columns, paths, strict=True)))
+    write_csv(manifest, ["study", "patient", "label", "split", *columns], rows_of_text)
+    return manifest

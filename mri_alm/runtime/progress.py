@@ -1,0 +1,19 @@
+"""The bar that says how long the rest will take."""
+
+import sys
+from typing import Any
+
+from tqdm import tqdm
+
+
+def progress_bar(title: str, total: int, unit: str, *, shown: bool = True) -> Any:
+    """A bar with the time left on a terminal, a line a minute in a log file.
+
+    Args:
+        title: What is done.
+        total: How many.
+        unit: Of what.
+        shown: False keeps it silent, as in all but the first of several processes.
+    """
+    pause = 0.2 if sys.stderr.isatty() else 60
+    return tqdm(total=total, desc=title, unit=unit, mininterval=pause, disable=not shown)

@@ -1,0 +1,11 @@
+"""The main job: engine, one split, the run with its threshold and report, tracking."""
+
+from mri_alm.runtime.faces import faces
+
+__getattr__, __all__ = faces(
+    __name__,
+    {
+        "engine": ["EpochEnd", "EpochSeed", "IndexedTrainer", "Selection"],
+        "run": ["phantom_cohort", "train_and_evaluate"],
+    },
+)

@@ -1,0 +1,267 @@
+"""What MONAI's trainer needs to train with multipliers: the sample index, the dual step, seeds, an exact checkpoint."""
+
+import logging
+import math
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+from ignite.engine import Engine, Events
+from monai.engines import SupervisedEvaluator, SupervisedTrainer
+from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
+
+from mri_alm.alm.lagrangian import AugmentedLagrangian
+from mri_alm.alm.processes import first_visits, gather, rank
+from mri_alm.bundle.checkpoints import is_intact, load_tensors, save_tensors
+from mri_alm.errors import InputError, one_of
+from mri_alm.metrics.ranking import auc
+from mri_alm.runtime.atomic import told
+from mri_alm.runtime.files import DamagedFileError
+
+logger = logging.getLogger("mri_alm")
+
+
+class IndexedTrainer(SupervisedTrainer):
+    """MONAI's trainer, with the loss called as ``loss(logits, label, index=batch["index"])``, then the dual step.
+
+    Under ``amp=True`` the multipliers stay when the gradient scaler found an infinity and the optimiser did not step.
+    """
+
+    def _iteration(self, engine: Any, batchdata: dict[str, Any]) -> dict[str, Any]:
+        objective = cast(AugmentedLagrangian, self.loss_function)
+        objective.train()
+        self.loss_function: Any = partial(objective, index=batchdata["index"].to(engine.state.device))
+        scale = self.scaler.get_scale() if self.scaler else 0.0
+        try:
+            output: dict[str, Any] = super()._iteration(engine, batchdata)
+        finally:
+            self.loss_function = objective
+        objective.dual_step(skip=self.scaler is not None and self.scaler.get_scale() < scale)
+        return output
+
+
+class EpochSeed:
+    """Seed batch order and augmentation by (seed, epoch), so that a resumed run repeats an unbroken one.
+
+    Processes that train one model together draw the same batches, of which each takes its share, and augment
+    differently.
+
+    Args:
+        seed: Of the run.
+        dataset: Whose random transforms are seeded.
+        batches: Batch sampler with ``set_epoch``.
+    """
+
+    def __init__(self, seed: int, dataset: Any, batches: Any) -> None:
+        self.seed, self.dataset, self.batches = seed, dataset, batches
+
+    def attach(self, engine: Engine) -> None:
+        """Called by MONAI."""
+        engine.add_event_handler(Events.EPOCH_STARTED, self)
+
+    def __call__(self, engine: Engine) -> None:
+        """Seed the epoch that starts."""
+        seed = self.seed + engine.state.epoch
+        torch.manual_seed(seed)
+        self.batches.set_epoch(engine.state.epoch)
+        self.dataset.transform.set_random_state(seed=seed + 1_000_003 * rank())
+
+
+class Collected:
+    """What an engine predicted since it was last asked, of all processes together."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def attach(self, engine: Engine) -> None:
+        """Keep the output of every iteration."""
+        engine.add_event_handler(Events.ITERATION_COMPLETED, self)
+
+    def __call__(self, engine: Any) -> None:
+        """Keep this iteration's."""
+        output = engine.state.output
+        device = output["pred"].device
+        self._rows.append((output["pred"].detach(), output["label"].to(device), engine.state.batch["index"].to(device)))
+
+    def take(self) -> tuple[Tensor, Tensor]:
+        """Logits ``(N, ...)`` and labels ``(N,)`` of every sample once; forgets them."""
+        logits, label, index = gather(*map(torch.cat, zip(*self._rows, strict=True)))
+        self._rows = []
+        once = first_visits(index)
+        return logits[once], label[once].flatten()
+
+
+@dataclass
+class Selection:
+    """Which epoch's weights are kept, and when there is no point in going on.
+
+    Args:
+        metric: Name of the validation metric, larger is better.
+        rule: ``"best"``: the highest metric, the earlier epoch on a tie. ``"official"`` (the authors' code): on a tie
+            the epoch of lower validation loss, if its training AUC is above the best metric - 0.05.
+        patience: Stop after this many epochs without a better one; None: never.
+        best: The epoch kept so far; saved with the run.
+
+    Raises:
+        InputError: If ``rule`` is unknown or ``patience`` less than 1.
+    """
+
+    metric: str = "val_auc"
+    rule: Literal["best", "official"] = "best"
+    patience: int | None = None
+    best: dict[str, float] = field(default_factory=lambda: {"auc": -1.0, "epoch": 0, "loss": math.inf})
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be meant."""
+        one_of("checkpoint_rule", self.rule, ("best", "official"))
+        if self.patience is not None and self.patience < 1:
+            raise InputError(f"patience must be 1 or more epochs, or None to train them all, got {self.patience}.")
+
+    def improves(self, report: dict[str, float]) -> bool:
+        """Whether an epoch's weights are to be kept; remembers it if so."""
+        value, loss = report[self.metric], report["val_loss"]
+        tie = self.rule == "official" and value == self.best["auc"] and loss < self.best["loss"]
+        if not (value > self.best["auc"] or (tie and report["train_auc"] > value - 0.05)):
+            return False
+        self.best = {"auc": value, "epoch": int(report["epoch"]), "loss": loss}
+        return True
+
+    def exhausted(self, epoch: int) -> bool:
+        """Whether the last improvement lies too far back."""
+        return self.patience is not None and epoch - self.best["epoch"] >= self.patience
+
+
+class EpochEnd:
+    """After each epoch's validation: let mu follow the metric, report, keep the best model, save everything.
+
+    ``model.pt`` (weights of the best epoch) is written before ``last.pt`` (all that the next epoch depends on), whose
+    predecessor stays as ``previous.pt``: whatever the moment of a crash, starting again repeats the unfinished epoch
+    and ends the same. A damaged ``last.pt`` is replaced by its predecessor; without one, or with a damaged
+    ``model.pt``, the training begins again; a warning says so. Of several processes the first one writes; what it
+    writes can be gone on from by one process or by any number.
+
+    Args:
+        folder: Where to write; TensorBoard's event files too.
+        network: The model trained.
+        optimizer: Its optimiser.
+        objective: The loss, with multipliers and mu.
+        validator: Evaluator that has just computed the selection's metric.
+        guard: Text that names cohort and split; a checkpoint with another guard is refused.
+        preset: Name of the preset, for the record.
+        selection: Which epoch is kept.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        network: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        objective: AugmentedLagrangian,
+        validator: SupervisedEvaluator,
+        *,
+        guard: str,
+        preset: str,
+        selection: Selection,
+    ) -> None:
+        self.folder = Path(folder)
+        self.validator, self.selection = validator, selection
+        self.record = {"guard": guard, "preset": preset}
+        self.seen = {"train": Collected(), "val": Collected()}
+        self.parts: dict[str, Any] = {"model": network, "optimizer": optimizer, "objective": objective}
+        self.history: list[dict[str, float]] = []
+
+    def attach(self, engine: Engine) -> None:
+        """Called by MONAI: resume from ``last.pt`` when there is one, and act after each epoch."""
+        for name, source in (("train", engine), ("val", self.validator)):
+            self.seen[name].attach(source)
+        engine.add_event_handler(Events.EPOCH_COMPLETED, self)
+        self._resume(engine)
+        if rank() == 0:
+            with told(self.folder):
+                self.writer = SummaryWriter(self.folder)
+            engine.add_event_handler(Events.COMPLETED, lambda _: self.writer.close())
+
+    def __call__(self, engine: Engine) -> None:
+        """Close one epoch."""
+        report = self._report(engine.state.epoch)
+        if not all(math.isfinite(value) for value in report.values()):
+            raise InputError(
+                f"{self.folder}: training diverged in epoch {engine.state.epoch}: "
+                f"{', '.join(f'{name} {value:g}' for name, value in report.items())}. "
+                "Lower --learning_rate, --mu0 or --mu_cap and choose another run_dir; earlier epochs are kept."
+            )
+        self.history.append(report)
+        better = self.selection.improves(report)
+        if rank() == 0:
+            self._write(engine, report, better)
+        if self.selection.exhausted(engine.state.epoch):
+            engine.terminate()
+
+    def finished(self, trainer: Any) -> bool:
+        """Whether a resumed trainer has nothing left to do."""
+        return bool(trainer.state.epoch >= trainer.state.max_epochs or self.selection.exhausted(trainer.state.epoch))
+
+    def _report(self, epoch: int) -> dict[str, float]:
+        objective = cast(AugmentedLagrangian, self.parts["objective"])
+        metric = float(self.validator.state.metrics[self.selection.metric])
+        logits, label = self.seen["train"].take()
+        report = {"epoch": epoch, self.selection.metric: metric}
+        if logits[0].numel() == 1:
+            report["train_auc"] = auc(label.flatten().cpu().numpy(), logits.flatten().float().cpu().numpy())
+        held_out = objective.diagnose(*self.seen["val"].take())
+        return report | {f"val_{name}": value for name, value in held_out.items()} | objective.end_epoch(metric)
+
+    def _write(self, engine: Engine, report: dict[str, float], better: bool) -> None:
+        logger.info("  ".join(f"{name} {value:.4g}" for name, value in report.items()))
+        if self.selection.exhausted(engine.state.epoch):
+            logger.info("No better epoch for %d: stopped.", self.selection.patience)
+        if better:
+            save_tensors(self.folder / "model.pt", {"model": self.parts["model"].state_dict()} | self.record)
+        state = {name: part.state_dict() for name, part in self.parts.items()} | self.record
+        state |= {"trainer": dict(engine.state_dict()), "best": self.selection.best, "history": self.history}
+        save_tensors(self.folder / "last.pt", state, previous=self.folder / "previous.pt")
+        with told(self.folder):
+            for name, value in report.items():
+                self.writer.add_scalar(name, value, engine.state.epoch)
+            self.writer.flush()
+
+    def _resume(self, engine: Engine) -> None:
+        files = [self.folder / name for name in ("last.pt", "previous.pt")]
+        found = [path for path in files if path.exists()]
+        for path in found:
+            try:
+                state = load_tensors(path)
+            except DamagedFileError as error:
+                logger.warning("%s Going on from what was written before it.", error)
+                self._discard(path)
+                continue
+            if state.get("guard") != self.record["guard"]:
+                raise InputError(f"{path} belongs to another cohort or split. Restore it, or choose another run_dir.")
+            if is_intact(self.folder / "model.pt"):
+                self._restore(engine, path, state)
+                return
+            logger.warning("%s, the best weights so far, is damaged or lost.", self.folder / "model.pt")
+            self._discard(*files)
+            break
+        if found:
+            logger.warning("%s: training begins again.", self.folder)
+
+    def _discard(self, *paths: Path) -> None:
+        if rank() == 0:  # a process that looks later decides the same without them
+            for path in paths:
+                path.unlink(missing_ok=True)
+
+    def _restore(self, engine: Engine, path: Path, state: dict[str, Any]) -> None:
+        try:
+            for name, part in self.parts.items():
+                part.load_state_dict(state[name])
+            engine.load_state_dict(state["trainer"])
+            self.selection.best, self.history = state["best"], state["history"]
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise InputError(
+                f"{path} is no checkpoint of this network. Restore it, or choose another run_dir."
+            ) from error
+        logger.info("Going on after epoch %d.", engine.state.epoch)

@@ -1,0 +1,317 @@
+"""The main job: prepare every exam once, train the splits, ensemble, set the threshold, score the tests, report."""
+
+import contextlib
+import json
+import logging
+from collections.abc import Iterable, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from monai.bundle import ConfigParser
+from numpy.typing import NDArray
+from scipy.special import expit
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+from mri_alm.alm.processes import first_process_first, rank, world_size
+from mri_alm.bundle.config import claim, member_parser, refuse_other_settings, running_config, user_errors
+from mri_alm.bundle.trained_run import SCORE_COLUMNS, Ensemble, load_member, score_rows
+from mri_alm.bundle.transforms import for_each_study
+from mri_alm.cohort.manifest import Cohort
+from mri_alm.errors import InputError
+from mri_alm.evaluation.analysis import evaluate
+from mri_alm.evaluation.report import write_report
+from mri_alm.imaging.pictures import study_thumbnail
+from mri_alm.metrics.ranking import FALSE_NEGATIVES, TRUE_POSITIVE_RATES, FprRule, auc, fpr_at_fn, fpr_at_tpr
+from mri_alm.metrics.threshold import certificate_in_words, fixed_fn_threshold, one_score_per_patient
+from mri_alm.phantom.cohort import make_cohort
+from mri_alm.runtime.atomic import private_files, sweep
+from mri_alm.runtime.files import sha256, write_json
+from mri_alm.runtime.locks import only_user
+from mri_alm.runtime.progress import progress_bar
+from mri_alm.runtime.tables import read_csv, write_csv
+from mri_alm.runtime.tasks import Outcome, Pool, run_tasks
+from mri_alm.training.member import SplitTraining
+from mri_alm.training.tracking import MlflowRun, check_tracking, tracking
+
+logger = logging.getLogger("mri_alm")
+
+
+@private_files()
+def train_and_evaluate(folder: str, *, threads: int, max_fn: int, fpr_rule: FprRule, pool: Pool) -> None:
+    """What ``run`` of ``configs/prostate_alm.json`` calls; goes on from whatever an earlier start finished.
+
+    Args:
+        folder: Run folder.
+        threads: Exams prepared at once.
+        max_fn: Held-out positives that the threshold may miss.
+        fpr_rule: How the FPR at a TPR is read off the test cohort's curve, see :func:`mri_alm.metrics.fpr_at_tpr`.
+        pool: Where the splits are trained.
+    """
+    config = running_config()
+    with user_errors(), logging_redirect_tqdm():
+        Job(config, Path(folder), threads=threads, max_fn=max_fn, fpr_rule=fpr_rule, pool=pool).run()
+
+
+def phantom_cohort(train: int, test: int) -> Path:
+    """Manifest of the built-in cohort of that size, made under ``data/`` the first time."""
+    with first_process_first(), progress_bar("phantom", train + test, "study", shown=rank() == 0) as bar:
+        return make_cohort(
+            Path("data") / f"phantom_{train}_{test}",
+            train=train,
+            test=test,
+            progress=lambda done, _: bar.update(done - bar.n),
+        )
+
+
+class Job:
+    """One run folder; for the arguments see :func:`train_and_evaluate`.
+
+    Args:
+        config: The config with macros resolved and overrides applied.
+
+    Raises:
+        InputError: If the settings, the cohort or the run folder cannot be used.
+    """
+
+    def __init__(
+        self, config: dict[str, Any], folder: Path, *, threads: int, max_fn: int, fpr_rule: FprRule, pool: Pool
+    ) -> None:
+        self.config, self.folder, self.threads, self.max_fn = config, folder, threads, max_fn
+        self.fpr_rule, self.pool = fpr_rule, pool
+        if world_size() > 1 and (pool.workers > 1 or pool.backend != "loky"):
+            raise InputError("torchrun trains one model in all its processes: leave out --workers and --backend.")
+        check_tracking(config)
+        self.cohort: Cohort = ConfigParser(deepcopy(config)).get_parsed_content("cohort_data")
+        self.held_out = {study.patient for _, validation in self.cohort.splits for study in validation if study.label}
+        if not 0 <= max_fn < len(self.held_out):
+            raise InputError(
+                f"Cannot allow {max_fn} false negatives: {len(self.held_out)} positive patients are held out by the "
+                f"{config['splits']} splits, so --max_fn must be between 0 and {len(self.held_out) - 1}."
+            )
+        self.splits = SplitTraining(config, folder, self.cohort)
+        parser = member_parser(config, 0, self.cohort)
+        for part in (
+            "objective_def",
+            "optimizer",
+            "epoch_end::selection",
+            "train::stratified",
+            "inferer",
+        ):  # wrong values are refused before hours of work and the claim
+            parser.get_parsed_content(part)
+
+    def run(self) -> None:
+        """All of it; the last lines say where everything lies. All processes train; the first one does the rest."""
+        with contextlib.ExitStack() as held:
+            with first_process_first():
+                if rank() == 0:
+                    for split in self._todo():  # other splits may be trained by other processes meanwhile
+                        held.enter_context(only_user(self.folder / f".split_{split}.lock"))
+                        sweep(self.folder / f"split_{split}")
+                    self._set_up()
+            if rank() > 0:
+                self._train(None)
+                return
+            tracker = held.enter_context(tracking(self.config, self.folder))
+            self._train(tracker)
+            waiting = [k for k in range(self.config["splits"]) if not self.splits.finished(k)]
+            if waiting:
+                logger.info("Trained. Splits %s are still to do; the ensemble follows when all are there.", waiting)
+                if tracker:
+                    tracker.wait()
+                return
+            with only_user(self.folder / ".lock", wait=True):
+                self._ensemble()
+            if tracker:
+                tracker.finish(self.config["splits"])
+
+    def _todo(self) -> Sequence[int]:
+        """The splits that this process trains."""
+        return range(self.config["splits"]) if self.config["split"] is None else [self.config["split"]]
+
+    def _set_up(self) -> None:
+        logger.info("Held out: %s", certificate_in_words(len(self.held_out)))
+        refuse_other_settings(self.folder, self.config)
+        for split in range(self.config["splits"]):
+            self.splits.finished(split)  # a folder of another cohort is refused before anything is written
+        self._prepare()  # before the claim: the way to leave out a study that fails is another setting
+        with only_user(self.folder / ".lock", wait=True):
+            sweep(self.folder)
+            refuse_other_settings(self.folder, self.config)  # another process may have claimed it meanwhile
+            claim(self.folder, self.config)
+            self._write_splits()
+
+    def _write_splits(self) -> None:
+        sides = [{s.study: "validation" for s in held_out} for _, held_out in self.cohort.splits]
+        columns = [f"split_{k}" for k in range(len(sides))]
+        rows = [
+            {"study": s.study, "patient": s.patient, "label": s.label}
+            | {column: side.get(s.study, "training") for column, side in zip(columns, sides, strict=True)}
+            for s in self.cohort.train
+        ]
+        write_csv(self.folder / "splits.csv", ["study", "patient", "label", *columns], rows)
+
+    def _prepare(self) -> None:
+        """Load and register every exam once, into the cache that all splits and epochs read."""
+        parser = member_parser(self.config, 0, self.cohort)
+        parser["part"] = "all"
+        cached = parser.get_parsed_content("prepared")
+        numbered = [{"study": item["study"], "number": number} for number, item in enumerate(cached.data)]
+        _, errors = for_each_study(
+            lambda item: cached[item["number"]] and None, numbered, threads=self.threads, title="prepare"
+        )
+        if errors:
+            text = "\n".join(f"  study {study}: {error}" for study, error in errors.items())
+            names = json.dumps(sorted(errors)).replace('"', "'")
+            raise InputError(
+                f"{len(errors)} of {len(cached.data)} studies cannot be used (the others are kept):\n{text}\n"
+                f'Correct them, or leave them out with --exclude "{names}".'
+            )
+
+    def _train(self, tracker: MlflowRun | None) -> None:
+        todo = self._todo()
+        epochs = self.config["max_epochs"]
+        with progress_bar("train", len(todo) * epochs, "epoch", shown=rank() == 0) as bar:
+            if self.pool.workers > 1 or self.pool.backend != "loky":
+                self._train_as_tasks(todo, bar, tracker)
+                return
+            for number, split in enumerate(todo):
+
+                def progress(history: list[dict[str, float]], start: int = number * epochs, split: int = split) -> None:
+                    bar.update(start + len(history) - bar.n)
+                    bar.set_description(f"split {split}")
+                    if history:
+                        bar.set_postfix(auc=round(history[-1]["val_auc"], 3))
+                    if tracker:
+                        tracker.epochs(split, history)
+
+                self.splits(split, progress)
+
+    def _train_as_tasks(self, todo: Sequence[int], bar: Any, tracker: MlflowRun | None) -> None:
+        failed: list[Outcome] = []
+        for outcome in run_tasks(self.splits, todo, self.pool):
+            bar.update(self.config["max_epochs"])
+            if outcome.error:
+                logger.error("Split %s failed: %s", outcome.item, outcome.error)
+                failed.append(outcome)
+            elif tracker:
+                tracker.epochs(outcome.item, self.splits.record(outcome.item)["epochs"])
+        for outcome in sorted(failed, key=lambda one: not one.trace):  # a bug shows its traceback
+            outcome.get()
+
+    def _ensemble(self) -> None:
+        splits = range(self.config["splits"])
+        names = [f"split_{k}" for k in splits]
+        point = fixed_fn_threshold(*self._held_out(names), self.max_fn, source="pooled")
+        digests = {name: sha256(self.folder / name / "model.pt") for name in names}
+        write_json(self.folder / "threshold.json", point.to_json() | {"checkpoints": digests})
+        best = [self.splits.record(split)["best"]["auc"] for split in splits]
+        metrics: dict[str, Any] = {"validation_auc": spread(best)}
+        if self.cohort.test:
+            parser = member_parser(self.config, 0, self.cohort)
+            members = [
+                load_member(parser.get_parsed_content("network_def"), self.folder / n / "model.pt") for n in names
+            ]
+            studies, logits = self.splits.predict(Ensemble(members), parser, "test")
+            prepared = parser.get_parsed_content("prepared")
+            warnings = {item["study"]: " | ".join(json.loads(item["report"])["warnings"]) for item in prepared}
+            rows = score_rows(studies, logits, point, warnings)
+            write_csv(self.folder / "scores.csv", SCORE_COLUMNS, rows)
+            labels = np.array([study.label for study in self.cohort.test])
+            metrics["test"] = test_metrics(
+                labels, logits, np.array([row["dce_needed"] for row in rows]), fpr_rule=self.fpr_rule
+            )
+        write_json(self.folder / "metrics.json", metrics)
+        if self.cohort.test:
+            write_run_report(self.folder, self.cohort.manifest, prepared)
+        logger.info("%s", closing_text(self.folder, metrics, point, len(names)))
+
+    def _held_out(self, names: list[str]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Labels and scores of the training patients, each exam scored by the members that were not trained on it."""
+        logits: dict[str, list[float]] = {}
+        for name in names:
+            for row in read_csv(self.folder / name / "validation.csv"):
+                logits.setdefault(row["study"], []).append(float(row["logit"]))
+        studies = [study for study in self.cohort.train if study.study in logits]
+        means = np.array([np.mean(logits[study.study]) for study in studies])
+        labels = np.array([study.label for study in studies])
+        rows = [
+            {"study": s.study, "label": s.label, "logit": float(m), "members": len(logits[s.study])}
+            for s, m in zip(studies, means, strict=True)
+        ]
+        write_csv(self.folder / "heldout.csv", ["study", "label", "logit", "members"], rows)
+        return one_score_per_patient([study.patient for study in studies], labels, expit(means))
+
+
+def test_metrics(
+    labels: NDArray[np.int64], logits: NDArray[np.float64], needed: NDArray[np.int64], *, fpr_rule: FprRule
+) -> dict[str, Any]:
+    """Figures of the test cohort; FPR at k FN takes its threshold from the test labels, as in the paper."""
+    mean = logits.mean(1)
+    members = [auc(labels, column) for column in logits.T]
+    positive = labels == 1
+    return {
+        "positives": int(positive.sum()),
+        "negatives": int((~positive).sum()),
+        "ensemble_auc": auc(labels, mean),
+        "member_auc": spread(members),
+        "fpr_at_fn": {str(k): fpr_at_fn(labels, mean, k) for k in FALSE_NEGATIVES if k < positive.sum()},
+        "fpr_at_tpr": {str(tpr): fpr_at_tpr(labels, mean, tpr / 100, rule=fpr_rule) for tpr in TRUE_POSITIVE_RATES},
+        "at_threshold": {
+            "false_negatives": int((positive & (needed == 0)).sum()),
+            "false_positives": int((~positive & (needed == 1)).sum()),
+            "spared": int((needed == 0).sum()),
+        },
+    }
+
+
+def closing_text(folder: Path, metrics: dict[str, Any], point: Any, members: int) -> str:
+    """The closing text: the paper's Table 3 row, the operating point and what it rests on, where the files are."""
+    lines = [f"Ensemble of {members} models in {folder}", ""]
+    if test := metrics.get("test"):
+        columns = [(f"FPR @{k} FN", f"{100 * value:.1f} %") for k, value in test["fpr_at_fn"].items()]
+        mean, sd = test["member_auc"]["mean"], test["member_auc"]["sd"]
+        columns += [
+            ("avg AUC", f"{100 * mean:.1f} ± {100 * sd:.1f}"),
+            ("ensemble AUC", f"{100 * test['ensemble_auc']:.1f}"),
+        ]
+        lines += [f"Test cohort: {test['positives']} exams need DCE, {test['negatives']} do not"]
+        lines += [
+            "  ".join(name.rjust(12) for name, _ in columns),
+            "  ".join(value.rjust(12) for _, value in columns),
+            "",
+        ]
+    lines.append(point.in_words())
+    if test:
+        at = test["at_threshold"]
+        lines += [
+            f"  On the test cohort it misses {at['false_negatives']} of {test['positives']}, spares {at['spared']} of "
+            f"{test['positives'] + test['negatives']} the contrast, asks for it needlessly in {at['false_positives']}."
+        ]
+    lines += ["", f"Score new exams: python pipelines/score.py --model {folder} --input DICOM_FOLDER --output OUT"]
+    files = "threshold.json, metrics.json, heldout.csv, splits.csv, config.json" + (", scores.csv" if test else "")
+    lines.append(f"Written: {files}; per split model.pt, split.json and TensorBoard events.")
+    return "\n".join([*lines, *([f"Open in a browser: {folder / 'report.html'}"] if test else [])])
+
+
+def spread(values: list[float]) -> dict[str, Any]:
+    """Mean and standard deviation over the members, and each value."""
+    sd = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+    return {"mean": float(np.mean(values)), "sd": sd, "members": values}
+
+
+def write_run_report(folder: Path, manifest: Path, prepared: Iterable[dict[str, Any]]) -> None:
+    """Write ``report.html`` of a finished run, as ``pipelines/evaluate.py`` does with its scores.csv.
+
+    Args:
+        folder: Run folder, with everything else written.
+        manifest: The cohort's.
+        prepared: Items of the test exams, with study and image.
+
+    Raises:
+        InputError: If a file cannot be read or written.
+    """
+    pictures = {item["study"]: study_thumbnail(item["image"].numpy()) for item in prepared}
+    evaluation = evaluate({folder.name: folder / "scores.csv"}, manifest, run=folder, pictures=lambda _: pictures)
+    write_report(folder / "report.html", evaluation)

@@ -1,0 +1,309 @@
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from monai.bundle import ConfigParser, ConfigWorkflow, ckpt_export, verify_net_in_out
+from small_cohort import CONFIG, SETTINGS, train, workflow
+
+import mri_alm
+from mri_alm.alm.schedule import preset
+from mri_alm.bundle.checkpoints import load_tensors
+from mri_alm.bundle.config import check_names, check_words, choose
+from mri_alm.bundle.settings import check_values
+from mri_alm.errors import InputError
+from mri_alm.training.run import phantom_cohort
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+ENTRIES = [path for path in sorted(CONFIGS.glob("*.json")) if path.name not in ("metadata.json", "tuned.json")]
+META = json.loads((CONFIGS / "metadata.json").read_text())
+LOSSES = sorted(json.loads((CONFIGS / "parts" / "losses.json").read_text()))
+
+
+OVERLAYS = {"multi_gpu.json": "prostate_alm.json"}  # given after another config, whose keys they replace
+
+
+def resolved(entry: Path) -> dict[str, Any]:
+    """An entry config with its macros replaced, as MONAI sees it."""
+    parser = ConfigParser()
+    below = [str(CONFIGS / OVERLAYS[entry.name])] if entry.name in OVERLAYS else []
+    parser.read_config([*below, str(entry)])
+    parser.resolve_macro_and_relative_ids()
+    config: dict[str, Any] = parser.get()
+    return config
+
+
+# --- The committed files --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda path: path.name)
+def test_no_setting_is_dead(entry: Path) -> None:
+    config = resolved(entry)
+    check_names(config)
+    check_values(config)
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda path: path.name)
+def test_the_dead_key_test_can_fail(entry: Path) -> None:
+    with pytest.raises(InputError, match=r'^There is no setting "learning_rates"'):
+        check_names(resolved(entry) | {"learning_rates": 1})
+
+
+@pytest.mark.parametrize("part", sorted((CONFIGS / "parts").glob("*.json")), ids=lambda path: path.name)
+def test_every_entry_of_a_part_is_used_by_some_config(part: Path) -> None:
+    text = "".join(path.read_text() for path in CONFIGS.rglob("*.json"))
+    if f'"%configs/parts/{part.name}"' not in text:  # else the part is taken as a whole
+        for name in json.loads(part.read_text()):
+            assert f'"%configs/parts/{part.name}::{name}"' in text
+
+
+def test_training_has_every_property_monai_asks_for(manifest: Path, tmp_path: Path) -> None:
+    assert workflow(manifest, tmp_path).check_properties() == []
+
+
+def test_inference_has_every_property_monai_asks_for(manifest: Path, trained: Path, tmp_path: Path) -> None:
+    found = ConfigWorkflow(
+        config_file="configs/inference.json",
+        meta_file="configs/metadata.json",
+        logging_file=None,
+        workflow_type="infer",
+        run_dir=str(trained),
+        input=str(manifest),
+        output=str(tmp_path),
+        salt="salt",
+    )
+    found.initialize()
+    assert found.check_properties() == []
+
+
+def test_metadata_has_the_keys_that_a_bundle_needs() -> None:
+    required = {
+        "version", "changelog", "monai_version", "pytorch_version", "numpy_version", "required_packages_version",
+        "task", "description", "authors", "copyright", "network_data_format",
+    }  # fmt: skip
+    assert required <= META.keys()
+    assert META["schema"].endswith("meta_schema_20240725.json")
+    assert META["version"] in META["changelog"]
+    assert META["version"] == mri_alm.__version__
+    for side in ("inputs", "outputs"):
+        for data in META["network_data_format"][side].values():
+            assert len(data["channel_def"]) == data["num_channels"]
+
+
+def test_metadata_describes_the_default_network_and_grid() -> None:
+    config = resolved(Path(CONFIG))
+    image = META["network_data_format"]["inputs"]["image"]
+    assert image["spatial_shape"] == config["size"]
+    network = config["network_def"]
+    assert image["num_channels"] == network["diffusion_channels"] + network["t2_channels"]
+    names = next(step["keys"] for step in config["preprocessing"] if step["_target_"] == "ConcatItemsd")
+    assert names == ["adc", "hbv", "t2"]
+    assert list(image["channel_def"].values()) == ["ADC", "high b-value", "T2"]
+
+
+def test_network_takes_and_gives_what_the_metadata_says() -> None:
+    verify_net_in_out(
+        net_id="network_def",
+        meta_file="configs/metadata.json",
+        config_file=CONFIG,
+        device="cpu",
+        extra_forward_args={},
+    )
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # MONAI exports TorchScript
+def test_a_trained_model_exports_to_torchscript(trained: Path, tmp_path: Path) -> None:
+    settings = {name: SETTINGS[name] for name in ("features", "norm")}
+    ckpt_export(
+        net_id="network_def",
+        filepath=str(tmp_path / "model.ts"),
+        ckpt_file=str(trained / "split_0" / "model.pt"),
+        meta_file="configs/metadata.json",
+        config_file=CONFIG,
+        key_in_ckpt="model",
+        **settings,
+    )
+    network = workflow_network(settings)
+    network.load_state_dict(torch.load(trained / "split_0" / "model.pt", weights_only=True)["model"])
+    image = torch.randn(2, 3, 8, 8, 8)
+    exported = torch.jit.load(tmp_path / "model.ts")  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(exported(image), network.eval()(image), rtol=1e-5, atol=1e-6)
+
+
+def workflow_network(settings: dict[str, Any]) -> torch.nn.Module:
+    parser = ConfigParser(resolved(Path(CONFIG)) | settings)
+    network: torch.nn.Module = parser.get_parsed_content("network_def")
+    return network
+
+
+# --- Overrides ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ({"max_epoch": 1}, 'There is no setting "max_epoch". Did you mean "max_epochs"?'),
+        ({"los": "bce"}, 'There is no setting "los". Did you mean "loss"?'),
+        ({"mu": 1}, 'There is no setting "mu". Did you mean "mu0"?'),
+        ({"zzzzzz": 1}, 'There is no setting "zzzzzz".\n'),
+        ({"register": "false"}, 'register is the text "false". Write False.'),
+        ({"bfloat16": "TRUE"}, 'bfloat16 is the text "TRUE". Write True.'),
+        ({"cohort": "none"}, "cohort is the text \"none\". Write '$None'."),
+        ({"norm": "null"}, "norm is the text \"null\". Write '$None'."),
+        ({"splits": 0}, "splits must be a whole number from 1 to 1000, got 0."),
+        ({"splits": 2.0}, "splits must be a whole number from 1 to 1000, got 2.0."),
+        ({"splits": True}, "splits must be a whole number from 1 to 1000, got True."),
+        ({"max_epochs": 0}, "max_epochs must be a whole number from 1 to 100000, got 0."),
+        ({"max_epochs": "ten"}, "max_epochs must be a whole number from 1 to 100000, got ten."),
+        ({"batch_size": -8}, "batch_size must be a whole number from 1 to 100000, got -8."),
+        ({"threads": 0}, "threads must be a whole number from 1 to 1024, got 0."),
+        ({"max_fn": -1}, "max_fn must be a whole number from 0 to 1000000, got -1."),
+        ({"split": 3}, "split must be a whole number below splits = 3, got 3."),
+        ({"split": -1}, "split must be a whole number below splits = 3, got -1."),
+        ({"split": False}, "split must be a whole number below splits = 3, got False."),
+        ({"delta": -0.5}, "delta must be a number, 0 or more, got -0.5."),
+        ({"delta": "half"}, "delta must be a number, 0 or more, got half."),
+        ({"learning_rate": -1}, "learning_rate must be a number, 0 or more, got -1."),
+        ({"gamma": None}, "gamma must be a number, 0 or more, got None."),
+        ({"size": 16}, 'size must be three numbers greater than 0, such as "[40, 40, 28]", got 16.'),
+        ({"spacing": [2, 2, 0]}, "spacing must be three numbers greater than 0"),
+    ],
+    ids=str,
+)
+def test_a_setting_that_cannot_be_meant_is_refused_at_once(
+    manifest: Path, tmp_path: Path, refusal: Callable[..., str], override: dict[str, Any], message: str
+) -> None:
+    assert message in refusal(workflow, manifest, tmp_path / "run", **override)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            {"loss": "a_fll"},
+            'There is no loss "a_fll". Did you mean "a_fl"? Choose one of: bce, w_bce, cb_bce, s_fl, a_fl',
+        ),
+        ({"loss": "hinge"}, 'There is no loss "hinge". Choose one of: bce'),
+        ({"mu0": -1}, 'mu0 must be a number >= 0 or "auto", got -1'),
+        ({"mu0": "Auto"}, 'mu0 must be a number >= 0 or "auto", got "Auto"'),
+        ({"rho": 0.5}, "rho must be greater than 1, got 0.5"),
+        ({"mu_cap": 0.5}, "mu_cap is a multiple of mu0 and must be 1 or more"),
+        ({"mu0_ratio": 0}, "mu0_ratio must be greater than 0, got 0"),
+        ({"score": "logits"}, 'score must be one of probability, logit, log_odds, got "logits"'),
+        ({"normalisation": "none "}, 'normalisation must be one of paper, mean, got "none "'),
+        ({"preset": "code"}, 'There is no preset "code". Choose one of: default, paper, official_2022, official_head'),
+        ({"checkpoint_rule": "last"}, 'checkpoint_rule must be one of best, official, got "last"'),
+        ({"patience": 0}, "patience must be 1 or more epochs, or None to train them all, got 0"),
+        ({"positives_per_batch": 8}, "positives_per_batch must lie between 1 and 7, got 8"),
+        ({"constraint_per": "pair", "bank": 3}, "bank must be 0 or more, and 0 unless"),
+        ({"micro_batch": 0}, "micro_batch must be 1 or more exams, or None for the whole batch, got 0"),
+        ({"features": []}, "Each path needs a channel and a stage: got"),
+        ({"validation": 1.5}, "validation must lie between 0 and 1, got 1.5"),
+        ({"validation": 0.05}, "splits that hold out 0.05 of each class need at least 20 of either"),
+        ({"max_fn": 99}, "Cannot allow 99 false negatives"),
+        ({"exclude": ["S99"]}, "exclude names S99, but"),
+        (
+            {"cohort": "nowhere.csv"},
+            "nowhere.csv: cannot be read (No such file or directory). Give the path of a CSV file",
+        ),
+    ],
+    ids=str,
+)
+def test_a_wrong_value_is_refused_before_the_run_folder_is_taken(
+    manifest: Path, tmp_path: Path, refusal: Callable[..., str], override: dict[str, Any], message: str
+) -> None:
+    """Else the corrected command would be refused, as the folder held a run with the wrong value."""
+    assert message in refusal(train, manifest, tmp_path / "run", **override)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("words", [["--norm", "None"], ["--split", "1", "--norm=None"]])
+def test_a_bare_none_is_refused_as_monai_would_drop_it(words: list[str]) -> None:
+    with pytest.raises(InputError, match=r"^MONAI ignores --norm None\. Write --norm '\$None' instead\.$"):
+        check_words(["run", *words])
+    check_words(["run", "--norm", "$None", "--run_dir", "runs/None"])
+
+
+def test_none_as_an_expression_arrives(manifest: Path, tmp_path: Path) -> None:
+    parser = workflow(manifest, tmp_path, mu_cap="$None", norm="$None").parser
+    assert parser.get_parsed_content("objective_def").schedule.cap is None
+    assert "Instance" not in str(parser.get_parsed_content("network_def"))
+
+
+def test_choose_names_what_there_is() -> None:
+    assert choose({"a": 1}, "a", "letter") == 1
+    with pytest.raises(InputError, match=r'^There is no letter "b"\. Choose one of: a, c\.$'):
+        choose({"a": 1, "c": 2}, "b", "letter")
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_loss_trains_an_epoch(manifest: Path, tmp_path: Path, loss: str) -> None:
+    run = train(manifest, tmp_path / "run", loss=loss, splits=1, max_epochs=2, mu0=0.01, gamma=2.0)
+    epochs = json.loads((run / "split_0" / "split.json").read_text())["epochs"]
+    assert [epoch["epoch"] for epoch in epochs] == [1, 2]
+    assert epochs[0]["base_loss"] > 0
+    assert epochs[0]["alm_term"] > 0
+    assert epochs[0]["gradient_ratio"] > 0
+    assert json.loads((run / "config.json").read_text())["settings"]["loss"] == loss
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        {"score": "logit", "normalisation": "mean", "mu0": 0.1, "mu_cap": None},
+        {"norm": ["instance", {"affine": True}], "dropout": 0.2, "batch_size": 7},
+        {"bfloat16": True},
+        {"blank": ["t2"]},
+        {"preset": "paper", "mu0": 1e-3},
+        {"preset": "official_2022", "mu0": 1e-3, "loss": "s_fl"},
+        {"preset": "official_head", "mu0": 1e-3, "loss": "cb_bce", "score": "probability"},
+        {"ratio_cap": 0.5, "loss": "a_ml"},
+        {"dual_update": "per_epoch", "bank": 16, "positives_per_batch": 2, "micro_batch": 3, "patience": 1},
+        {"constraint_per": "negative", "mu0": 1e-3},
+        {"constraint_per": "pair", "mu0": 1e-3},
+    ],
+    ids=str,
+)
+def test_other_settings_train(manifest: Path, tmp_path: Path, override: dict[str, Any]) -> None:
+    run = train(manifest, tmp_path / "run", splits=1, max_epochs=1, **override)
+    assert (run / "scores.csv").exists()
+    name = override.get("preset", "default")
+    settings = json.loads((run / "config.json").read_text())["settings"]
+    assert settings["score"] == override.get("score", preset(name).score)  # also where the preset says it
+    for record in (
+        json.loads((run / "split_0" / "split.json").read_text()),
+        load_tensors(run / "split_0" / "model.pt"),
+    ):
+        assert record["preset"] == settings["preset"] == name
+
+
+def test_a_preset_reaches_everything_it_names(manifest: Path, tmp_path: Path) -> None:
+    parser = workflow(manifest, tmp_path, preset="official_head", loss="a_fl", mu_margin=0.1).parser
+    objective = parser.get_parsed_content("objective_def")
+    assert objective.schedule == replace(preset("official_head"), mu_margin=0.1).schedule()
+    assert (objective.constraint.score, objective.acting, objective.base.log_offset) == ("logit", "last", 1e-4)
+    assert parser.get_parsed_content("epoch_end").selection.rule == "official"
+
+
+def test_blanking_a_sequence_leaves_nothing_of_it(manifest: Path, tmp_path: Path) -> None:
+    for name, channel in (("adc", 0), ("hbv", 1), ("t2", 2)):
+        item = workflow(manifest, tmp_path, blank=[name]).parser.get_parsed_content("prepared")[0]
+        zero = [item["image"][c].abs().max().item() == 0 for c in range(3)]
+        assert zero == [c == channel for c in range(3)]
+
+
+def test_without_a_cohort_the_phantom_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {}
+
+    def make(folder: Path, *, train: int, test: int, progress: Callable[[int, int], None]) -> Path:
+        asked[folder] = (train, test)
+        progress(1, train + test)
+        return folder / "manifest.csv"
+
+    monkeypatch.setattr("mri_alm.training.run.make_cohort", make)
+    assert phantom_cohort(20, 10) == Path("data/phantom_20_10/manifest.csv")
+    assert asked == {Path("data/phantom_20_10"): (20, 10)}

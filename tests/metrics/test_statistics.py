@@ -1,0 +1,360 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from sklearn.metrics import roc_auc_score, roc_curve
+
+from mri_alm.errors import InputError
+from mri_alm.metrics.ranking import auc, fpr_at_fn
+from mri_alm.metrics.uncertainty import (
+    baseline_gain_correlation,
+    bootstrap_interval,
+    delong_auc,
+    delong_contrast,
+    delong_test,
+    holm,
+    partial_auc,
+)
+
+OVARIAN = Path(__file__).parents[3] / "shared" / "docs" / "delong_ovarian.csv"
+
+
+@pytest.fixture
+def ovarian():
+    """Label, albumin, K-G score and total protein of DeLong et al., 1988."""
+    if not OVARIAN.exists():
+        pytest.skip(f"{OVARIAN.name} is not beside this checkout")
+    table = np.genfromtxt(OVARIAN, delimiter=",", names=True)
+    return table["outcome"], table["albumin"], 10 - table["totscore"], table["total_protein"]
+
+
+def placement_covariance(label, scores):
+    """AUCs and DeLong's covariance from the definition: the mean kernel of every pair, one row and column at a time."""
+    kernel = np.array([
+        [[float(p > n) + 0.5 * float(p == n) for n in s[label == 0]] for p in s[label == 1]] for s in scores
+    ])  # fmt: skip
+    by_positive, by_negative = kernel.mean(axis=2), kernel.mean(axis=1)
+    covariance = np.cov(by_positive) / by_positive.shape[1] + np.cov(by_negative) / by_negative.shape[1]
+    return kernel.mean(axis=(1, 2)), covariance
+
+
+@st.composite
+def tied_samples(draw, models=3):
+    label = [0, 0, 1, 1, *draw(st.lists(st.integers(0, 1), max_size=16))]
+    row = st.lists(st.integers(0, 5), min_size=len(label), max_size=len(label))
+    return np.array(label), np.array([draw(row) for _ in range(models)], dtype=float)
+
+
+def two_models(n=200, seed=0, shift=(1.0, 1.0)):
+    """Labels and two correlated scores whose positives lie ``shift`` higher."""
+    rng = np.random.default_rng(seed)
+    label = np.arange(n) % 4 == 0
+    shared = rng.normal(size=n)
+    return label, *(shared + rng.normal(size=n) + s * label for s in shift)
+
+
+@pytest.mark.parametrize(
+    ("which", "value", "error"),
+    [(1, 0.7366, 0.0927), (2, 0.7258, 0.1028), (3, 0.6478, 0.1000)],
+    ids=["albumin", "K-G", "protein"],
+)
+def test_ovarian_aucs(ovarian, which, value, error):
+    estimate = delong_auc(ovarian[0], ovarian[which])
+    assert estimate.auc == pytest.approx(value, abs=5e-5)
+    assert estimate.variance**0.5 == pytest.approx(error, abs=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("which", "difference", "error", "p"), [(1, 0.0108, 0.0953, 0.9102), (3, -0.0780, 0.1046, 0.4561)]
+)
+def test_ovarian_differences_from_the_kg_score(ovarian, which, difference, error, p):
+    result = delong_test(ovarian[0], ovarian[which], ovarian[2])
+    assert result.difference == pytest.approx(difference, abs=5e-5)
+    assert result.difference / result.z == pytest.approx(error, abs=5e-5)
+    assert result.p_value == pytest.approx(p, abs=5e-5)
+    low, high = result.interval
+    assert (low + high) / 2 == pytest.approx(result.difference)
+    assert (high - low) / 2 == pytest.approx(1.959964 * error, abs=1e-4)
+
+
+def test_ovarian_contrast_against_the_kg_score(ovarian):
+    result = delong_contrast(ovarian[0], ovarian[1:], [[1, -1, 0], [0, -1, 1]])
+    assert result.chi2 == pytest.approx(2.5340, abs=5e-5)
+    assert result.df == 2
+    assert result.p_value == pytest.approx(0.2817, abs=5e-5)
+    assert result.aucs == pytest.approx((0.7366, 0.7258, 0.6478), abs=5e-5)
+
+
+def test_delong_by_hand():
+    """P: 3, 1, 2; N: 0, 2. Placements of a: 1, 1/2, 3/4 and 1, 1/2; AUC 3/4; variance (1/16)/3 + (1/8)/2.
+    b is constant: placements 1/2 each, AUC 1/2 without variance, so that the difference keeps a's variance."""
+    label, a, b = [1, 1, 1, 0, 0], [3, 1, 2, 0, 2], [7, 7, 7, 7, 7]
+    result = delong_test(label, a, b)
+    assert (result.auc_a, result.auc_b, result.difference) == (0.75, 0.5, 0.25)
+    assert result.z == pytest.approx(0.25 / (1 / 48 + 1 / 16) ** 0.5)
+    assert result.z == pytest.approx(0.75**0.5)
+    assert result.p_value == pytest.approx(2 * stats.norm.cdf(-(0.75**0.5)))
+    assert delong_auc(label, a).interval == (pytest.approx(0.75 - 1.959964 * 12**-0.5), 1.0)
+
+
+@given(tied_samples())
+def test_delong_is_the_definition_with_ties(samples):
+    label, scores = samples
+    aucs, covariance = placement_covariance(label, scores)
+    estimate = delong_auc(label, scores[0])
+    assert estimate.auc == pytest.approx(roc_auc_score(label, scores[0]), abs=1e-12)
+    assert estimate.variance == pytest.approx(covariance[0, 0], abs=1e-12)
+    variance = covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1]
+    if variance > 1e-12:
+        result = delong_test(label, scores[0], scores[1])
+        assert result.z == pytest.approx((aucs[0] - aucs[1]) / variance**0.5, abs=1e-6)
+
+
+@given(tied_samples())
+def test_a_contrast_of_two_is_the_squared_z(samples):
+    label, scores = samples
+    try:
+        pair = delong_test(label, scores[0], scores[1])
+    except InputError:
+        with pytest.raises(InputError, match="estimated variance is zero"):
+            delong_contrast(label, scores[:2], [1, -1])
+        return
+    joint = delong_contrast(label, scores[:2], [1, -1])
+    assert joint.chi2 == pytest.approx(pair.z**2, rel=1e-6, abs=1e-9)
+    assert joint.p_value == pytest.approx(pair.p_value, abs=1e-9)
+
+
+def test_a_contrast_does_not_depend_on_its_basis():
+    label, a, b = two_models()
+    scores = [a, b, a - b]
+    first = delong_contrast(label, scores, [[1, -1, 0], [0, 1, -1]])
+    redundant = delong_contrast(label, scores, [[1, 0, -1], [2, -2, 0], [0, 1, -1]])
+    assert redundant.df == first.df == 2
+    assert redundant.chi2 == pytest.approx(first.chi2)
+
+
+@pytest.mark.parametrize("score", [[1, 2, 3, 4, 5], [5, 4, 3, 1, 2], [1, 1, 1, 1, 1], [9, 8, 7, 1, 1]])
+def test_identical_scores_give_p_one(score):
+    label = [1, 0, 1, 0, 0]
+    result = delong_test(label, score, np.exp(score))
+    assert (result.difference, result.z, result.p_value, result.interval) == (0.0, 0.0, 1.0, (0.0, 0.0))
+    joint = delong_contrast(label, [score] * 3, [[1, -1, 0], [0, 1, -1]])
+    assert (joint.chi2, joint.df, joint.p_value) == (0.0, 0, 1.0)
+
+
+def test_swapping_models_changes_the_sign_only():
+    label, a, b = two_models()
+    forward, back = delong_test(label, a, b), delong_test(label, b, a)
+    assert forward.z == pytest.approx(-back.z)
+    assert forward.p_value == pytest.approx(back.p_value)
+
+
+def test_delong_agrees_with_permuting_the_models():
+    label, a, b = two_models(400, shift=(1.0, 0.75))
+    ranks = np.column_stack([stats.rankdata(a), stats.rankdata(b)])
+    swap = np.random.default_rng(0).random((2000, len(label))) < 0.5
+    observed = abs(auc(label, ranks[:, 0]) - auc(label, ranks[:, 1]))
+    permuted = [auc(label, np.where(s, *ranks.T)) - auc(label, np.where(s, *ranks.T[::-1])) for s in swap]
+    p_value = np.mean(np.abs(permuted) >= observed - 1e-12)
+    assert 0.01 < p_value < 0.5
+    assert delong_test(label, a, b).p_value == pytest.approx(p_value, abs=0.04)
+
+
+def test_the_variance_is_that_of_repeated_cohorts():
+    simulated = [auc(label, a) - auc(label, b) for label, a, b in (two_models(100, seed) for seed in range(2000))]
+    estimates = [delong_test(*two_models(100, seed)) for seed in range(200)]
+    variances = [(e.interval[1] - e.interval[0]) ** 2 / (2 * 1.959964) ** 2 for e in estimates]
+    assert np.mean(variances) == pytest.approx(np.var(simulated), rel=0.15)
+
+
+def test_the_test_keeps_its_level():
+    rejected = [delong_test(*two_models(200, seed)).p_value < 0.05 for seed in range(500)]
+    assert 0.03 < np.mean(rejected) < 0.075
+
+
+def test_a_hundred_thousand_samples_take_no_square_of_them():
+    label, a, b = two_models(100_000)
+    assert delong_test(label, a, b).auc_a == pytest.approx(roc_auc_score(label, a), abs=1e-12)
+
+
+@pytest.mark.parametrize("label", [[1, 0, 0], [1, 1, 0]])
+def test_fewer_than_two_per_class_are_refused(label):
+    with pytest.raises(InputError, match="At least 2 positive and 2 negative labels are needed"):
+        delong_test(label, [1, 2, 3], [3, 2, 1])
+    with pytest.raises(InputError, match="At least 2 positive and 2 negative labels are needed"):
+        delong_auc(label, [1, 2, 3])
+
+
+def test_a_difference_without_variance_is_refused():
+    label, perfect, constant = [1, 1, 0, 0], [4, 3, 2, 1], [1, 1, 1, 1]
+    with pytest.raises(InputError, match="estimated variance is zero"):
+        delong_test(label, perfect, constant)
+    with pytest.raises(InputError, match="estimated variance is zero"):
+        delong_contrast(label, [perfect, constant], [1, -1])
+
+
+@pytest.mark.parametrize("contrast", [[[1, -1, 0]], [[1, 1]]])
+def test_a_wrong_contrast_is_refused(contrast):
+    label, a, b = two_models()
+    with pytest.raises(InputError, match="A contrast needs 2 columns"):
+        delong_contrast(label, [a, b], contrast)
+
+
+def test_holm_by_hand():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.7]).tolist() == [1.0, 1.0]
+    assert holm([]).size == 0
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.floats(0.001, 0.5))
+def test_holm_rejects_as_the_step_down_procedure_does(p_values, alpha):
+    order = sorted(range(len(p_values)), key=p_values.__getitem__)
+    rejected = set()
+    for step, i in enumerate(order):
+        if p_values[i] * (len(p_values) - step) > alpha:
+            break
+        rejected.add(i)
+    assert set(np.flatnonzero(holm(p_values) <= alpha).tolist()) == rejected
+
+
+@pytest.mark.parametrize("p_values", [[0.1, 1.1], [-0.1], [float("nan")], [[0.1]]])
+def test_holm_refuses_what_is_no_p_value(p_values):
+    with pytest.raises(InputError, match="p-values must be"):
+        holm(p_values)
+
+
+def test_bootstrap_of_the_auc_agrees_with_delong_and_with_scipy():
+    label, a, _ = two_models(300)
+    low, high = bootstrap_interval(auc, label, a, draws=1000)
+    assert (low, high) == pytest.approx(delong_auc(label, a).interval, abs=0.01)
+    oracle = stats.bootstrap(
+        (a[label], a[~label]),
+        lambda p, n: auc(np.repeat([1, 0], [p.size, n.size]), np.concatenate([p, n])),
+        n_resamples=1000,
+        method="percentile",
+        vectorized=False,
+    ).confidence_interval
+    assert (low, high) == pytest.approx((oracle.low, oracle.high), abs=0.015)
+
+
+def test_bootstrap_draws_within_each_class_and_whole_rows():
+    label = np.repeat([0, 1, 2], [3, 5, 7])
+    score = np.column_stack([label, np.arange(15), np.arange(15) ** 2])
+    seen = []
+
+    def record(drawn_label, drawn_score):
+        seen.append(drawn_score[:, 1].tolist())
+        assert np.bincount(drawn_label).tolist() == [3, 5, 7]
+        assert (drawn_score[:, 0] == drawn_label).all()
+        assert (drawn_score[:, 1] ** 2 == drawn_score[:, 2]).all()
+        return 0.0
+
+    bootstrap_interval(record, label, score, draws=50)
+    assert len({tuple(rows) for rows in seen}) == 50
+    assert {row for rows in seen for row in rows} == set(range(15))
+
+
+def test_bootstrap_is_seeded():
+    label, a, _ = two_models(60)
+    first, again, other = (bootstrap_interval(auc, label, a, draws=50, seed=seed) for seed in (1, 1, 2))
+    assert first.tolist() == again.tolist()
+    assert first.tolist() != other.tolist()
+
+
+def test_bootstrap_of_a_paired_difference_agrees_with_delong():
+    label, a, b = two_models(300)
+    interval = bootstrap_interval(
+        lambda y, s: auc(y, s[:, 0]) - auc(y, s[:, 1]), label, np.column_stack([a, b]), draws=1000
+    )
+    assert tuple(interval) == pytest.approx(delong_test(label, a, b).interval, abs=0.012)
+
+
+def test_bootstrap_of_a_curve_has_the_curves_shape():
+    label, a, _ = two_models(100)
+    grid = np.linspace(0, 1, 5)
+
+    def roc(y, s):
+        false_rate, true_rate, _ = roc_curve(y, s, drop_intermediate=False)
+        return np.interp(grid, false_rate, true_rate)
+
+    low, high = bootstrap_interval(roc, label, a, draws=50)
+    assert low.shape == high.shape == (5,)
+    assert (low <= roc(label, a) + 0.1).all()
+    assert (low <= high).all()
+
+
+def test_bootstrap_of_an_extreme_score_never_goes_beyond_the_sample():
+    label, a, _ = two_models(100)
+    low, high = bootstrap_interval(lambda y, s: s[y].min(), label, a, draws=200)
+    assert low == a[label].min() < high
+
+
+def test_bootstrap_of_a_constant_metric_has_no_width():
+    label = np.repeat([1, 0], 10)
+    assert bootstrap_interval(lambda y, s: fpr_at_fn(y, s, 1), label, label, draws=20).tolist() == [0.0, 0.0]
+
+
+def test_bootstrap_needs_one_row_per_label():
+    with pytest.raises(InputError, match="equally long, found 3 and 2"):
+        bootstrap_interval(auc, [0, 1, 1], [1, 2])
+
+
+def brute_force_partial_auc(label, score, min_tpr):
+    """Area between the ROC and TPR = min_tpr, by a fine grid, standardised by chance and by a perfect score."""
+    false_rate, true_rate, _ = roc_curve(label, score, drop_intermediate=False)
+    grid = (np.arange(200_000) + 0.5) / 200_000
+    area = np.maximum(np.interp(grid, false_rate, true_rate) - min_tpr, 0).mean()
+    chance, best = (1 - min_tpr) ** 2 / 2, 1 - min_tpr
+    return 0.5 * (1 + (area - chance) / (best - chance))
+
+
+@given(tied_samples(models=1), st.sampled_from([0.5, 0.8, 0.9]))
+@settings(max_examples=25, deadline=None)
+def test_partial_auc_is_the_area_above_min_tpr(samples, min_tpr):
+    label, (score,) = samples
+    assert partial_auc(label, score, min_tpr=min_tpr) == pytest.approx(
+        brute_force_partial_auc(label, score, min_tpr), abs=1e-3
+    )
+
+
+def test_partial_auc_at_its_ends():
+    label, a, _ = two_models()
+    assert partial_auc(label, a, min_tpr=0) == pytest.approx(auc(label, a))
+    assert partial_auc(label, label, min_tpr=0.9) == pytest.approx(1.0)
+    assert partial_auc(label, np.zeros(len(label)), min_tpr=0.9) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("min_tpr", [1, -0.1])
+def test_partial_auc_needs_a_region(min_tpr):
+    with pytest.raises(InputError, match="min_tpr must lie in"):
+        partial_auc([0, 1], [0, 1], min_tpr=min_tpr)
+
+
+def test_correlation_of_baseline_and_gain_by_hand():
+    baseline, improved = np.array([1.0, 2.0, 3.0, 4.0]), np.array([4.0, 4.0, 6.0, 4.0])
+    # Gains 3, 2, 3, 0: covariance -4 over spreads 5 and 6; p from t with two degrees of freedom.
+    r, p_value = baseline_gain_correlation(baseline, improved)
+    assert r == pytest.approx(-4 / 30**0.5)
+    assert p_value == pytest.approx(2 * stats.t.sf(abs(r) * (2 / (1 - r**2)) ** 0.5, 2))
+
+
+def test_noise_alone_correlates_baseline_and_gain():
+    rng = np.random.default_rng(0)
+    assert baseline_gain_correlation(rng.normal(size=2000), rng.normal(size=2000))[0] == pytest.approx(-0.707, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "improved", "match"),
+    [
+        ([1, 2], [2, 3], "At least three pairs"),
+        ([1, 2, 3], [1, 2], r"shapes \(3,\) and \(2,\)"),
+        ([1, 1, 1], [1, 2, 3], "all equal"),
+        ([1, 2, 3], [2, 3, 4], "all equal"),
+    ],
+)
+def test_correlations_that_are_not_defined_are_refused(baseline, improved, match):
+    with pytest.raises(InputError, match=match):
+        baseline_gain_correlation(baseline, improved)

@@ -1,0 +1,109 @@
+"""New exams scored with a trained run, and the threshold taken from a calibration cohort of the user's own."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from monai.bundle import ConfigWorkflow
+from small_cohort import COLUMNS, read_rows, write_manifest
+
+from mri_alm.bundle.trained_run import TrainedRun, collect
+from mri_alm.metrics.threshold import neyman_pearson_rank
+from mri_alm.scoring.new_exams import operating_point
+
+
+def some(manifest: Path, folder: Path) -> Path:
+    """A manifest of the last four exams, as each takes a picture."""
+    rows = [
+        [str(manifest.parent / row[column]) if column in ("t2", "adc", "hbv") else row[column] for column in COLUMNS]
+        for row in read_rows(manifest)[-4:]
+    ]
+    folder.mkdir(exist_ok=True)
+    return write_manifest(folder / "some.csv", rows)
+
+
+def score(trained: Path, manifest: Path, output: Path, **overrides: Any) -> Path:
+    workflow = ConfigWorkflow(
+        config_file="configs/inference.json",
+        meta_file="configs/metadata.json",
+        logging_file=None,
+        workflow_type="infer",
+        **{
+            "run_dir": str(trained),
+            "input": str(some(manifest, output)),
+            "output": str(output),
+            "salt": "s",
+            "outside": True,
+        }
+        | overrides,
+    )
+    workflow.initialize()
+    workflow.run()
+    return output
+
+
+def test_scores_are_those_of_training_in_manifest_order(manifest: Path, trained: Path, tmp_path: Path) -> None:
+    rows = read_rows(score(trained, manifest, tmp_path) / "scores.csv")
+    assert [row["study"] for row in rows] == [row["study"] for row in read_rows(manifest)][-4:]
+    expected = {row["study"]: float(row["logit"]) for row in read_rows(trained / "scores.csv")[-4:]}
+    assert {row["study"]: float(row["logit"]) for row in rows} == pytest.approx(expected, abs=1e-5)
+
+
+def test_an_exam_that_the_network_gives_no_number_for_is_not_scored(
+    manifest: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(evaluator: Any) -> Any:
+        names, logits = collect(evaluator)
+        logits[1, 0] = math.nan
+        return names, logits
+
+    monkeypatch.setattr("mri_alm.scoring.new_exams.collect", damaged)
+    rows = read_rows(score(trained, manifest, tmp_path) / "scores.csv")
+    assert [row["score"] == "" for row in rows] == [False, True, False, False]
+    assert "NOT SCORED (no_score)" in rows[1]["warnings"]
+    assert not (tmp_path / f"{rows[1]['study']}.png").exists()
+
+
+def test_a_calibration_cohort_gives_an_exact_threshold(manifest: Path, trained: Path, tmp_path: Path) -> None:
+    chosen = {"calibration": str(trained / "scores.csv"), "labels": str(manifest), "alpha": 0.5, "eps": 0.4}
+    output = score(trained, manifest, tmp_path, **chosen)
+    point = json.loads((output / "report.json").read_text())["threshold"]
+    label = {row["study"]: row["label"] for row in read_rows(manifest)}
+    positives = sorted(float(r["score"]) for r in read_rows(trained / "scores.csv") if label[r["study"]] == "1")
+    rank = neyman_pearson_rank(len(positives), 0.5, 0.4)
+    assert (point["threshold"], point["rank"]) == (positives[rank - 1], rank)
+    assert point["rule"] == "P(miss rate > 0.5) <= 0.4"
+    assert point["basis"].startswith("exact")
+    for row in read_rows(output / "scores.csv"):
+        assert float(row["threshold"]) == positives[rank - 1]
+        assert row["dce_needed"] == str(int(float(row["score"]) >= positives[rank - 1]))
+
+
+def test_too_few_calibration_positives_mean_examine_everyone(manifest: Path, trained: Path, tmp_path: Path) -> None:
+    output = score(trained, manifest, tmp_path, calibration=str(trained / "scores.csv"), labels=str(manifest))
+    assert {(row["threshold"], row["dce_needed"]) for row in read_rows(output / "scores.csv")} == {("", "1")}
+    assert json.loads((output / "report.json").read_text())["threshold"]["threshold"] is None
+
+
+def test_exams_of_one_calibration_patient_count_once(trained: Path, tmp_path: Path) -> None:
+    studies = [row["study"] for row in read_rows(trained / "scores.csv")]
+    rows = [[study, str(int(k < 6)), f"P{k // 2}"] for k, study in enumerate(studies)]
+    labels = write_manifest(tmp_path / "labels.csv", rows, ("study", "label", "patient"))
+    point = operating_point(TrainedRun(trained), trained / "scores.csv", labels, alpha=0.5, eps=0.5)
+    assert (point.n_positive, point.n_negative) == (3, 3)
+    assert math.isfinite(point.threshold)
+
+
+def test_calibration_needs_labels_and_exams_the_model_never_saw(
+    manifest: Path, trained: Path, tmp_path: Path, refusal: Callable[..., str]
+) -> None:
+    run = TrainedRun(trained)
+    with pytest.raises(ValueError, match="--calibration needs --labels"):
+        operating_point(run, trained / "scores.csv", None, alpha=0.1, eps=0.1)
+    seen = [[row["study"], "0.5"] for row in read_rows(manifest)]
+    scores = write_manifest(tmp_path / "scores.csv", seen, ("study", "score"))
+    with pytest.raises(ValueError, match="Among the scores are training studies of this run: 30 studies"):
+        operating_point(run, scores, manifest, alpha=0.1, eps=0.1)
