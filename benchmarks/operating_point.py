@@ -32,7 +32,7 @@ from mri_alm.metrics.threshold import (
     mean_miss_rate_threshold,
     neyman_pearson_threshold,
 )
-from mri_alm.phantom.cohort import Row, write_cohort
+from mri_alm.phantom.cohort import PhantomRow, write_cohort
 from mri_alm.phantom.study import PhantomStudy, make_study
 from mri_alm.runtime.files import write_json
 
@@ -50,9 +50,9 @@ SETTINGS: dict[str, Any] = {
 def cohort(folder: Path, seed: int, parts: tuple[str, ...], *, first: int) -> Path:
     """Manifest of some parts; exams of different parts and seeds are different persons."""
     labels = [label for part in parts for label, n in zip((1, 0), COHORTS[part], strict=True) for _ in range(n)]
-    rows = [Row(first + i, label, "train" if "train" in parts else "test") for i, label in enumerate(labels)]
+    rows = [PhantomRow(first + i, label, "train" if "train" in parts else "test") for i, label in enumerate(labels)]
 
-    def make(row: Row) -> PhantomStudy:
+    def make(row: PhantomRow) -> PhantomStudy:
         return make_study(row.index, row.label, seed=seed, coarse=3)
 
     return write_cohort(folder, rows, make, parameters={"form": "nifti", "seed": seed})

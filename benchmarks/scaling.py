@@ -74,7 +74,7 @@ def training(patients: int, folder: Path) -> float:
         return {name: item[name] for name in ("label", "index", "study")} | {"image": image, "report": "{}"}
 
     epochs = 1 if patients > 1000 else 3
-    settings = {"size": [8, 8, 8], "features": [2, 4], "splits": 1, "split": 0, "max_epochs": epochs}
+    settings = {"size": [8, 8, 8], "features": [2, 4], "splits": 1, "only_split": 0, "max_epochs": epochs}
     places = {
         "cohort": str(empty_cohort(folder, patients)),
         "cache_dir": str(folder / "c"),

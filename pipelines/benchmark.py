@@ -14,8 +14,8 @@ from pathlib import Path
 
 from mri_alm.bundle.config import user_errors
 from mri_alm.cifar.long_tail_report import to_rows, write_multiclass_report
-from mri_alm.cifar.report import make_report, to_markdown, write_report
-from mri_alm.cifar.table import TABLES, Table, read_results, train_missing
+from mri_alm.cifar.report import make_report, to_markdown, write_table_report
+from mri_alm.cifar.table import TABLES, BenchmarkTable, read_results, train_missing
 from mri_alm.runtime.atomic import private_files
 from mri_alm.runtime.tasks import Pool
 
@@ -41,15 +41,17 @@ def main() -> int:
     parser.add_argument("--report-only", action="store_true", help="train nothing")
     parser.add_argument("--workers", type=int, default=1, help="models trained at once (default 1)")
     parser.add_argument("--backend", default="loky", choices=["loky", "ray"], help="processes of this machine, or Ray")
-    parser.add_argument("--address", help="of a Ray cluster that shares the folders (default: start one here)")
+    parser.add_argument(
+        "--ray-address", "--address", help="of a Ray cluster that shares the folders (default: start one here)"
+    )
     parser.add_argument("--gpus-per-task", type=float, default=0, help="Ray: GPUs of each model")
     arguments = parser.parse_args()
     with user_errors(), private_files():
-        table = Table(TABLES, arguments.table, arguments.protocol, arguments.tuned)
+        table = BenchmarkTable(TABLES, arguments.table, arguments.protocol, arguments.tuned)
         splits = arguments.splits or table.splits
         plan = table.trainings(arguments.methods or table.methods(), splits, arguments.seeds)
         if not arguments.report_only:
-            pool = Pool(arguments.backend, arguments.workers, arguments.address, arguments.gpus_per_task)
+            pool = Pool(arguments.backend, arguments.workers, arguments.ray_address, arguments.gpus_per_task)
             folders = {"data": arguments.data, "runs": arguments.runs, "results": arguments.results}
             train_missing(table, plan, **folders, pool=pool)
         results = read_results(table, arguments.results, plan)
@@ -57,7 +59,7 @@ def main() -> int:
         place = table.folder(arguments.results)
         if table.tpr:
             report = make_report(table, results, keys, splits)
-            write_report(report, place)
+            write_table_report(report, place)
             print(to_markdown(report))
         else:
             print(write_multiclass_report(to_rows(table, results, keys, splits), table, place))

@@ -17,7 +17,7 @@ from mri_alm.errors import InputError
 from mri_alm.evaluation.analysis import evaluate
 from mri_alm.evaluation.report import in_words, pictures_beside, write_evaluation
 from mri_alm.runtime.atomic import private_files, sweep
-from mri_alm.runtime.locks import only_user
+from mri_alm.runtime.locks import exclusive_lock
 
 
 def named_files(texts: Sequence[str]) -> dict[str, Path]:
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Evaluate and write; the exit status."""
     options = parse(arguments)
     try:
-        with private_files(), only_user(options.output / ".lock"):
+        with private_files(), exclusive_lock(options.output / ".lock"):
             sweep(options.output)
             sweep(options.output / "tables")
             scores = named_files(options.scores)

@@ -28,7 +28,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rules", type=Path, help="JSON: layout, roles, overrides per study, label columns, grid")
     parser.add_argument("--workers", type=int, default=0, help="studies prepared at once (default: one per core)")
     parser.add_argument("--backend", default="threading", help="threading, loky (processes) or ray (default threading)")
-    parser.add_argument("--address", help="of a Ray cluster that shares the folders (default: start one here)")
+    parser.add_argument(
+        "--ray-address", "--address", help="of a Ray cluster that shares the folders (default: start one here)"
+    )
     parser.add_argument("--strict", action="store_true", help="all or nothing: stop at the first failed study")
     parser.add_argument("--dry-run", action="store_true", help="show roles and decisions, write nothing")
     parser.add_argument("--resume", action="store_true", help="go on in a folder that holds a cohort")
@@ -60,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
             key_file=options.key_file,
             seed=options.seed,
             backend=options.backend,
-            address=options.address,
+            address=options.ray_address,
         )
         if options.dry_run:
             print(dry_run(order))

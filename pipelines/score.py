@@ -19,7 +19,7 @@ from monai.bundle import ConfigWorkflow
 from mri_alm.bundle.config import user_errors
 from mri_alm.errors import InputError
 from mri_alm.runtime.atomic import private_files, sweep
-from mri_alm.runtime.locks import only_user
+from mri_alm.runtime.locks import exclusive_lock
 from mri_alm.runtime.tables import write_csv
 from mri_alm.scoring.new_exams import key_table
 
@@ -44,7 +44,9 @@ def main() -> int:
     parser.add_argument("--eps", type=float, help="with --calibration: chance that it is larger (default 0.1)")
     parser.add_argument("--sr", action="store_true", help="also write a pseudonymous DICOM Structured Report per exam")
     parser.add_argument("--explain", type=int, default=0, metavar="N", help="explain the N exams nearest the threshold")
-    parser.add_argument("--outside", action="store_true", help="the manifest may name files outside its folder")
+    parser.add_argument(
+        "--allow-outside-paths", "--outside", action="store_true", help="the manifest may name files outside its folder"
+    )
     parser.add_argument("--trust", action="store_true", help="run whatever the model's config says (docs/security.md)")
     arguments = parser.parse_args()
     overrides = {"run_dir": arguments.model} | {  # paths stay paths: MONAI evaluates texts that begin with $, @ or %
@@ -60,11 +62,11 @@ def main() -> int:
             "sr",
             "explain",
             "trust",
-            "outside",
+            "allow_outside_paths",
         )
         if (value := getattr(arguments, name)) is not None
     }
-    with user_errors(), private_files(), only_user(arguments.output / ".lock"):
+    with user_errors(), private_files(), exclusive_lock(arguments.output / ".lock"):
         sweep(arguments.output)
         if arguments.calibration is None and not {"labels", "alpha", "eps"}.isdisjoint(overrides):
             raise InputError("--labels, --alpha and --eps belong to a calibration cohort: give --calibration too.")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mri_alm.bundle.config import user_errors
 from mri_alm.cifar.search import Search, points, train_and_validate, write_tuned
-from mri_alm.cifar.table import TABLES, Table, train_one
+from mri_alm.cifar.table import TABLES, BenchmarkTable, train_one
 from mri_alm.runtime.atomic import private_files
 from mri_alm.runtime.tasks import Pool, joined
 
@@ -33,15 +33,17 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=Path("configs/tuned.json"))
     parser.add_argument("--workers", type=int, default=1, help="models trained at once (default 1)")
     parser.add_argument("--backend", default="loky", choices=["loky", "ray"], help="processes of this machine, or Ray")
-    parser.add_argument("--address", help="of a Ray cluster that shares the folders (default: start one here)")
+    parser.add_argument(
+        "--ray-address", "--address", help="of a Ray cluster that shares the folders (default: start one here)"
+    )
     parser.add_argument("--gpus-per-task", type=float, default=0, help="Ray: GPUs of each model")
     arguments = parser.parse_args()
     with user_errors(), private_files():
-        table = Table(TABLES, arguments.table, arguments.protocol)
+        table = BenchmarkTable(TABLES, arguments.table, arguments.protocol)
         methods = arguments.methods or table.methods()
         arguments.runs_dir.mkdir(parents=True, exist_ok=True)
         evaluate = train_and_validate(table, data=arguments.data, runs=arguments.runs_dir, train=train_one)
-        pool = Pool(arguments.backend, arguments.workers, arguments.address, arguments.gpus_per_task)
+        pool = Pool(arguments.backend, arguments.workers, arguments.ray_address, arguments.gpus_per_task)
         search = Search(table, evaluate, storage=arguments.storage, runs=arguments.runs, pool=pool)
         print(f"At most {points(table, methods)} points of {arguments.runs} trainings each.")
         with joined(pool):

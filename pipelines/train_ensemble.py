@@ -1,7 +1,7 @@
 """The main job with its splits as tasks: on this machine's cores and GPUs, or on a Ray cluster.
 
     python pipelines/train_ensemble.py --workers 4 --run_dir runs/mine --cohort COHORT/manifest.csv
-    python pipelines/train_ensemble.py --backend ray --address auto --workers 10 --gpus-per-task 1 --run_dir runs/mine
+    python pipelines/train_ensemble.py --backend ray --ray-address auto --workers 10 --gpus-per-task 1 --run_dir RUN
 
 Whatever else is given overrides a setting of the config, as in `python -m monai.bundle run` (docs/settings.md). Weights
 are those of one split after the other, bit for bit. Start it again after a failure: it goes on from what is finished.
@@ -29,7 +29,12 @@ def parse(arguments: list[str] | None) -> dict[str, object]:
     parser.add_argument("--config_file", default="configs/prostate_alm.json", help="config, or a Python list of them")
     parser.add_argument("--backend", choices=["loky", "ray"], help="processes of this machine, or Ray")
     parser.add_argument("--workers", type=int, help="splits trained at once (default: the config's, 1)")
-    parser.add_argument("--address", help="of a Ray cluster, such as auto or head:6379 (default: start one here)")
+    parser.add_argument(
+        "--ray-address",
+        "--ray_address",
+        "--address",
+        help="of a Ray cluster, such as auto or head:6379 (default: start one here)",
+    )
     parser.add_argument(
         "--gpus-per-task", "--gpus_per_task", type=float, help="Ray: GPUs of each split; 0.5: two share one"
     )

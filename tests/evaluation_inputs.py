@@ -26,7 +26,7 @@ def labels(n: int = 60, positives: int = 12) -> Rows:
     every = n // positives
     return [
         {
-            "study": f"S{i:03d}", "patient": f"P{i:03d}", "label": int(i % every == 0), "split": "test",
+            "study": f"S{i:03d}", "patient": f"P{i:03d}", "label": int(i % every == 0), "side": "test",
             "vendor": "C" if i % every == 1 else "A" if i % 10 < 3 and i < 20 else "B", "age": 40 + i,
         }
         for i in range(n)

@@ -10,7 +10,7 @@ import SimpleITK as sitk  # noqa: N813
 from dicom_writer import Scan, write
 from pydicom.dataset import Dataset
 
-from mri_alm.cohort.prepare_cohort import Order, Outcome, prepare_cohort
+from mri_alm.cohort.prepare_cohort import Order, PreparedCohort, prepare_cohort
 
 GRID = {"spacing": [2, 2, 3], "size": [12, 12, 6]}
 SHAPE = (6, 20, 20)  # slices, rows, columns of every image, on one grid of 2 x 2 x 3 mm
@@ -88,13 +88,13 @@ def write_text(path: Path, content: Any) -> Path:
     return path
 
 
-def prepare(source: Path, output: Path, *, rules: dict[str, Any] | None = None, **order: Any) -> Outcome:
+def prepare(source: Path, output: Path, *, rules: dict[str, Any] | None = None, **order: Any) -> PreparedCohort:
     """Prepare on the small grid."""
     path = write_text(output.with_name(output.name + "_rules.json"), GRID | (rules or {}))
     return prepare_cohort(Order(source, output, rules=path, workers=2, **order))
 
 
-def check_invariants(source: Path, output: Path, outcome: Outcome) -> None:
+def check_invariants(source: Path, output: Path, outcome: PreparedCohort) -> None:
     """Studies in = rows out; files seen = used + ignored + failed, and all of them are seen."""
     assert len(outcome.rows) == len(outcome.found.sources) == len({row["study"] for row in outcome.rows})
     seen = len(outcome.found.outside)

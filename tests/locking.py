@@ -9,8 +9,8 @@ from pathlib import Path
 HOLD = """
 import sys, time
 from pathlib import Path
-from mri_alm.runtime.locks import only_user
-with only_user(Path(sys.argv[1])):
+from mri_alm.runtime.locks import exclusive_lock
+with exclusive_lock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """

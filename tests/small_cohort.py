@@ -11,7 +11,7 @@ import SimpleITK as sitk  # noqa: N813
 from monai.bundle import ConfigWorkflow
 
 CONFIG = "configs/prostate_alm.json"
-COLUMNS = ("study", "patient", "label", "split", "t2", "adc", "hbv")
+COLUMNS = ("study", "patient", "label", "side", "t2", "adc", "hbv")
 SETTINGS: dict[str, Any] = {
     "size": [8, 8, 8],
     "spacing": [10.0, 10.0, 6.0],

@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 from mri_alm import AugmentedLagrangian
 from mri_alm.alm.batches import ProcessShare
 from mri_alm.alm.losses import BinaryCrossEntropy
-from mri_alm.training.engine import EpochEnd, EpochSeed, IndexedTrainer, Selection
+from mri_alm.training.engine import CheckpointRule, EpochEnd, EpochSeed, IndexedTrainer
 
 SAMPLES = 12
 
@@ -51,15 +51,17 @@ def data() -> list[dict[str, Any]]:
 
 
 def training(
-    folder: Path, *aucs: float, guard: str = "guard", samples: int = SAMPLES, **selection: Any
+    folder: Path, *aucs: float, split_digest: str = "guard", samples: int = SAMPLES, **selection: Any
 ) -> tuple[Any, EpochEnd]:
     torch.manual_seed(1)
     network = Net()
     optimizer = torch.optim.Adam(network.parameters(), lr=0.05)
     objective = AugmentedLagrangian(BinaryCrossEntropy(), samples, mu=0.5)
     validator, dataset = Validator(*aucs), Dataset(data(), Compose([RandFlipd("image", prob=0.5, spatial_axis=0)]))
-    chosen = Selection(**selection)
-    end = EpochEnd(folder, network, optimizer, objective, validator, guard=guard, preset="paper", selection=chosen)
+    chosen = CheckpointRule(**selection)
+    end = EpochEnd(
+        folder, network, optimizer, objective, validator, split_digest=split_digest, preset="paper", selection=chosen
+    )
     batches = ProcessShare(BatchSampler(RandomSampler(dataset), 5, drop_last=False))
     trainer = IndexedTrainer(
         max_epochs=len(aucs),

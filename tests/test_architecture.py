@@ -58,7 +58,7 @@ WRITING = {  # methods and functions that write to the path they are given
     "write_html", "write_image", "write_text", "writestr", "WriteImage", "NamedTemporaryFile", "SummaryWriter",
 }  # fmt: skip
 MEMORY = ("buffer",)  # names of io.BytesIO and io.StringIO; ours to keep
-UNFINISHED = ("part", "plain")  # names that mri_alm.runtime.atomic.complete gave
+UNFINISHED = ("part", "plain")  # names that mri_alm.runtime.atomic.write_atomically gave
 ALLOWED = {  # module: (what it calls, why it may)
     "runtime/locks": ({"open"}, "a lock file is no result"),
     "training/engine": ({"SummaryWriter"}, "TensorBoard appends to its event files; split.json holds the same figures"),

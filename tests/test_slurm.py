@@ -91,7 +91,7 @@ def test_the_ray_job_joins_its_own_head_when_it_is_up(tmp_path: Path) -> None:
     assert calls.count("status --address=n1:24567") == 2
     assert f"-w n1 {tmp_path}/ray start --head --port=24567 " in calls
     assert f"-w n2 {tmp_path}/ray start --address=n1:24567 " in calls
-    assert "--backend ray --address n1:24567 --run_dir runs/mine" in calls
+    assert "--backend ray --ray-address n1:24567 --run_dir runs/mine" in calls
 
 
 @pytest.mark.parametrize(("srun", "most"), [(f"{SRUN}exit 1", 3), (f"{SRUN}exec /bin/sleep 5", 60)])

@@ -16,14 +16,13 @@ from mri_alm import AugmentedLagrangian, MuSchedule, RankingConstraint
 from mri_alm.alm.batches import ProcessShare
 from mri_alm.alm.losses import BinaryCrossEntropy, MiniBatchAUC
 from mri_alm.alm.losses_multiclass import CrossEntropy
-from mri_alm.alm.processes import rank
 from mri_alm.networks import in_parts
 
 SAMPLES = 30
 CASES: dict[str, dict[str, Any]] = {
     "binary": {},
     "mean": {"constraint": RankingConstraint(normalisation="mean")},
-    "bank": {"bank": 200},
+    "bank": {"negative_bank": 200},
     "per_epoch": {"dual_update": "per_epoch"},
     "pairwise_base": {"base": MiniBatchAUC()},
     "classes": {"base": CrossEntropy(), "constraint": RankingConstraint(0.1, critical=[2], kind=2), "columns": 3},
@@ -63,5 +62,5 @@ def steps(case: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    torch.save({case: steps(case) for case in CASES}, Path(sys.argv[1]).with_suffix(f".{rank()}"))
+    torch.save({case: steps(case) for case in CASES}, Path(sys.argv[1]).with_suffix(f".{dist.get_rank()}"))
     dist.destroy_process_group()

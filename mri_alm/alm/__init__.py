@@ -37,7 +37,7 @@ from mri_alm.alm.losses_multiclass import (
     MulticlassFocal,
     MulticlassMargin,
 )
-from mri_alm.alm.processes import rank, stop, world_size
+from mri_alm.alm.processes import process_rank, stop, world_size
 from mri_alm.alm.schedule import MuSchedule, preset
 
 __all__ = [
@@ -70,7 +70,7 @@ __all__ = [
     "multiclass_violation",
     "pair_violation",
     "preset",
-    "rank",
+    "process_rank",
     "ranking_violation",
     "stop",
     "world_size",

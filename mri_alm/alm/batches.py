@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch.utils.data import Sampler
 
-from mri_alm.alm.processes import rank, world_size
+from mri_alm.alm.processes import process_rank, world_size
 from mri_alm.errors import InputError
 
 
@@ -96,4 +96,4 @@ class ProcessShare(Sampler[list[int]]):
         """The shares."""
         for batch in self.batches:
             whole = batch if len(batch) >= world_size() else batch * world_size()
-            yield whole[rank() :: world_size()]
+            yield whole[process_rank() :: world_size()]

@@ -100,12 +100,12 @@ class AugmentedLagrangian(nn.Module):
             the schedule's ``auto_ratio`` times the base loss's.
         constraint: What is compared, by which margin. Default: the paper's binary constraint, delta 0.25.
         schedule: When mu grows.
-        acting: ``"all"`` constraints of a batch reach the gradient; ``"last"``: only the last one, while all
-            multipliers move (what the authors' published code does).
+        constraints_in_gradient: ``"all"`` constraints of a batch reach the gradient; ``"last"``: only the last one,
+            while all multipliers move (what the authors' published code does).
         dual_update: ``"per_visit"`` (the paper): a multiplier moves after each batch that has its sample.
             ``"per_epoch"``: once at the end of the epoch, by mu times the mean of q over the sample's visits: a
             sampler that repeats positives then does not multiply their steps.
-        bank: Keep the scores of this many earlier negatives, without gradient, as further negatives of every
+        negative_bank: Keep the scores of this many earlier negatives, without gradient, as further negatives of every
             batch. The quadratic term over a small batch overestimates (by the variance of the sum); a bank
             of N scores makes it nearly that of a batch of N, with scores that are some steps old. Binary, per positive.
 
@@ -137,21 +137,26 @@ class AugmentedLagrangian(nn.Module):
         mu: float | Literal["auto"] = 1e-5,
         constraint: RankingConstraint | None = None,
         schedule: MuSchedule | None = None,
-        acting: Literal["all", "last"] = "all",
+        constraints_in_gradient: Literal["all", "last"] = "all",
         dual_update: Literal["per_visit", "per_epoch"] = "per_visit",
-        bank: int = 0,
+        negative_bank: int = 0,
     ) -> None:
         super().__init__()
         self.constraint, self.schedule = constraint or RankingConstraint(), schedule or MuSchedule()
         check_mu(mu)
-        if bank < 0 or (bank and (self.constraint.critical is not None or self.constraint.per != "positive")):
-            raise InputError(f"bank must be 0 or more, and 0 unless constraints are binary per positive, got {bank}.")
+        if negative_bank < 0 or (
+            negative_bank and (self.constraint.critical is not None or self.constraint.per != "positive")
+        ):
+            raise InputError(
+                f"negative_bank must be 0 or more, and 0 unless constraints are binary per positive, "
+                f"got {negative_bank}."
+            )
         if num_samples < 1:
             raise InputError(f"num_samples must be 1 or more, got {num_samples}.")
-        one_of("acting", acting, ("all", "last"))
+        one_of("constraints_in_gradient", constraints_in_gradient, ("all", "last"))
         one_of("dual_update", dual_update, ("per_visit", "per_epoch"))
         self.base = base
-        self.acting, self.dual_update = acting, dual_update
+        self.constraints_in_gradient, self.dual_update = constraints_in_gradient, dual_update
         self.num_samples = num_samples
         mu0 = float("nan") if mu == "auto" else float(mu)  # NaN: to be measured in the first epoch
         pairs = self.constraint.per == "pair"  # multipliers come with their positives, see _keys
@@ -163,7 +168,9 @@ class AugmentedLagrangian(nn.Module):
         self.register_buffer("previous_metric", torch.tensor(float("nan"), dtype=torch.float64))
         self.register_buffer("frozen", torch.tensor(False))
         self.register_buffer("resting", torch.tensor(False))
-        self.register_buffer("negatives", torch.full((bank,), float("nan"), dtype=torch.float64))  # newest last
+        self.register_buffer(
+            "negatives", torch.full((negative_bank,), float("nan"), dtype=torch.float64)
+        )  # newest last
         self.register_buffer("_visits", torch.zeros(slots, dtype=torch.int32), persistent=False)
         self.register_buffer("_late", torch.zeros(slots, dtype=torch.float64), persistent=False)
         self.register_buffer("row", torch.full((num_samples if pairs else 0,), -1), persistent=pairs)
@@ -191,7 +198,7 @@ class AugmentedLagrangian(nn.Module):
             base = self.base(logits, label)
             found = self.constraint(logits, label, self._bank(logits))
             key = self._keys(index[found.owner])
-            acting = slice(-1, None) if self.acting == "last" else slice(None)
+            acting = slice(-1, None) if self.constraints_in_gradient == "last" else slice(None)
             q = found.q[acting]
             quadratic = (q * q).sum() / (2 * found.normaliser)
             term = self.mu * quadratic + (self.multipliers[key[acting]] * q).sum() / found.normaliser

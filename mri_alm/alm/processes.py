@@ -15,7 +15,7 @@ def world_size() -> int:
     return dist.get_world_size() if _running() else 1
 
 
-def rank() -> int:
+def process_rank() -> int:
     """This process's number among them, from 0."""
     return dist.get_rank() if _running() else 0
 
@@ -51,10 +51,10 @@ def barrier() -> None:
 @contextlib.contextmanager
 def first_process_first() -> Iterator[None]:
     """What the first process makes here, the others find made."""
-    if rank() > 0:
+    if process_rank() > 0:
         barrier()
     yield
-    if rank() == 0:
+    if process_rank() == 0:
         barrier()
 
 
@@ -90,7 +90,7 @@ def _rows_of_all(tensor: Tensor, sizes: list[int]) -> Tensor:
     if tensor.requires_grad:
         own = tensor.clone()
         own.register_hook(lambda gradient: gradient * len(sizes))  # type: ignore[no-untyped-call]
-        rows[rank()] = own
+        rows[process_rank()] = own
     return torch.cat(rows)
 
 

@@ -73,7 +73,7 @@ class Preset:
 
     Attributes:
         score: What the constraint compares, see `RankingConstraint`.
-        acting: Which constraints of a batch reach the gradient, see `AugmentedLagrangian`.
+        constraints_in_gradient: Which constraints of a batch reach the gradient, see `AugmentedLagrangian`.
         mu_margin: See `MuSchedule`; so are ``mu_cap``, ``mu_start_epoch``, ``mu_forced_epoch`` and ``mu_stop_at_one``.
         log_offset: Added inside the logarithm of the focal and margin losses.
         normalise_weights: Scale the class-balanced weights to sum to the number of classes.
@@ -84,7 +84,7 @@ class Preset:
     """
 
     score: ScoreKind = "probability"
-    acting: Literal["all", "last"] = "all"
+    constraints_in_gradient: Literal["all", "last"] = "all"
     mu_margin: float = 0.0
     mu_cap: float | Literal["official"] | None = None
     mu_start_epoch: int = 1
@@ -120,7 +120,7 @@ PRESETS = {
     "default": Preset(mu_cap=8.0, mu_start_epoch=2),  # the paper's, with a mu that cannot swamp the base loss
     "paper": Preset(),
     "official_2022": Preset(**_OFFICIAL),  # type: ignore[arg-type]
-    "official_head": Preset(**_OFFICIAL, acting="last"),  # type: ignore[arg-type]
+    "official_head": Preset(**_OFFICIAL, constraints_in_gradient="last"),  # type: ignore[arg-type]
 }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mri_alm.errors import InputError
-from mri_alm.runtime.atomic import complete, told
+from mri_alm.runtime.atomic import explain_os_errors, write_atomically
 from mri_alm.runtime.files import DamagedFileError
 
 _MARK = b"sha256:"
@@ -22,7 +22,7 @@ def save_tensors(path: Path, state: Mapping[str, Any], *, previous: Path | None 
     Args:
         path: The file.
         state: What it holds.
-        previous: Where the file that stood there goes, see :func:`complete`.
+        previous: Where the file that stood there goes, see :func:`write_atomically`.
     """
     import torch
 
@@ -31,7 +31,7 @@ def save_tensors(path: Path, state: Mapping[str, Any], *, previous: Path | None 
     # A zip archive ends with the length of its comment.
     content = buffer.getvalue()[:-2] + struct.pack("<H", len(_MARK) + 64)
     digest = hashlib.sha256(content).hexdigest().encode()
-    with told(path), complete(path, previous=previous) as part:
+    with explain_os_errors(path), write_atomically(path, previous=previous) as part:
         part.write_bytes(content + _MARK + digest)
 
 

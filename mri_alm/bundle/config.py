@@ -23,7 +23,7 @@ from monai.utils import BundlePropertyConfig
 
 from mri_alm.alm import processes
 from mri_alm.alm.schedule import preset
-from mri_alm.bundle.settings import FREE, PACKAGES, _is_expression, check_values
+from mri_alm.bundle.settings import FREE_SETTINGS, PACKAGES, _is_expression, check_values
 from mri_alm.errors import InputError, find_cause
 from mri_alm.runtime.files import read_json, write_json
 
@@ -149,7 +149,7 @@ def refuse_other_settings(folder: Path, config: dict[str, Any]) -> None:
         theirs = read_json(path)["config"]
         changed = [
             f"  {name}: {json.dumps(theirs.get(name))} -> {json.dumps(mine.get(name))}"
-            for name in sorted({*mine, *theirs} - {*FREE})
+            for name in sorted({*mine, *theirs} - {*FREE_SETTINGS})
             if mine.get(name) != theirs.get(name)
         ]
         if changed:
@@ -160,7 +160,7 @@ def refuse_other_settings(folder: Path, config: dict[str, Any]) -> None:
             )
 
 
-def claim(folder: Path, config: dict[str, Any]) -> None:
+def write_run_config(folder: Path, config: dict[str, Any]) -> None:
     """Write the resolved config into a run folder (see :func:`refuse_other_settings`)."""
     mine = _as_json(config)
     settings = {
@@ -185,7 +185,7 @@ def _as_json(config: dict[str, Any]) -> dict[str, Any]:
 def member_parser(config: dict[str, Any], split: int, cohort: Any) -> ConfigParser:
     """The same config for one split, sharing the cohort that is already read and checked."""
     parser = ConfigParser(deepcopy(config))
-    parser["split"] = split
+    parser["only_split"] = split
     parser["cohort_data"] = cohort
     return parser
 

@@ -16,7 +16,7 @@ from safetensors.torch import save as serialised
 from mri_alm.bundle.checkpoints import save_tensors
 from mri_alm.bundle.trained_run import Ensemble, MeanLogit, TrainedRun
 from mri_alm.errors import InputError
-from mri_alm.runtime.atomic import complete
+from mri_alm.runtime.atomic import write_atomically
 from mri_alm.runtime.files import sha256, write_bytes, write_json
 
 _NEUTRAL: dict[str, Any] = {
@@ -24,7 +24,7 @@ _NEUTRAL: dict[str, Any] = {
     "exclude": [],
     "run_dir": ".",
     "cache_dir": "runs/cache",
-    "address": None,
+    "ray_address": None,
     "tracking_uri": None,
 }
 _CARD = """# {name}
@@ -72,7 +72,7 @@ def export_bundle(run: TrainedRun, output: Path, *, source: Path) -> None:
     """
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
         raise InputError(f"{output} is not empty. Give a new folder: files of another model must not stay in a bundle.")
-    with complete(output) as part:
+    with write_atomically(output) as part:
         _write(run, part, source)
 
 

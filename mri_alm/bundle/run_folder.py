@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from mri_alm.bundle.settings import LOCAL
+from mri_alm.bundle.settings import PRIVATE_SETTINGS
 from mri_alm.errors import InputError
 from mri_alm.metrics.threshold import OperatingPoint, one_score_per_patient
 from mri_alm.runtime.files import sha256
-from mri_alm.runtime.tables import read_csv
+from mri_alm.runtime.tables import read_table
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,14 @@ def read_run(folder: Path) -> RunRecord:
         metrics = json.loads((folder / "metrics.json").read_text("utf-8"))
         checkpoints = threshold.pop("checkpoints")
         splits = {name: json.loads((folder / name / "split.json").read_text("utf-8")) for name in checkpoints}
-        held_out, trained = read_csv(folder / "heldout.csv"), read_csv(folder / "splits.csv")
+        held_out = read_table(folder / "heldout.csv", ("study", "label", "logit"))
+        trained = read_table(folder / "splits.csv", ("study", "patient", "label"))
         patient = {row["study"]: row["patient"] for row in trained}
         members = {"validation": metrics["validation_auc"]["members"]}
         if "test" in metrics:
             members["test"] = metrics["test"]["member_auc"]["members"]
         return RunRecord(
-            settings={name: value for name, value in config["settings"].items() if name not in LOCAL},
+            settings={name: value for name, value in config["settings"].items() if name not in PRIVATE_SETTINGS},
             exclude=tuple(map(str, config["settings"].get("exclude") or ())),
             versions=config["versions"],
             point=OperatingPoint.from_json(threshold),

@@ -4,21 +4,21 @@ from typing import Any
 
 from mri_alm.errors import InputError
 
-LOCAL = (  # settings that no shared file shows: places, which name people and machines, and names of studies, which may
-    "run_dir", "cache_dir", "cohort", "data", "bundle_root", "part", "split", "threads", "exclude", "tracking",
-    "tracking_uri", "backend", "workers", "address", "gpus_per_task", "save_execute_config",
+PRIVATE_SETTINGS = (  # no shared file shows them: places, which name people and machines, and names of studies
+    "run_dir", "cache_dir", "cohort", "data", "bundle_root", "part", "only_split", "threads", "exclude", "tracking",
+    "tracking_uri", "backend", "workers", "ray_address", "gpus_per_task", "save_execute_config",
 )  # fmt: skip
 
-FREE = (  # may change between two starts of one run; the last five are what configs/multi_gpu.json sets
-    "outside", "splits", "split", "max_fn", "fpr_rule", "threads", "run_dir", "cache_dir",
-    "backend", "workers", "address", "gpus_per_task", "tracking", "tracking_uri",
+FREE_SETTINGS = (  # may change between two starts of one run; the last five are what configs/multi_gpu.json sets
+    "allow_outside_paths", "splits", "only_split", "max_fn", "fpr_rule", "threads", "run_dir", "cache_dir",
+    "backend", "workers", "ray_address", "gpus_per_task", "tracking", "tracking_uri",
     "device", "local_rank", "replica", "initialize", "finalize",
 )  # fmt: skip
 PACKAGES = ("mri-alm", "torch", "monai", "SimpleITK", "numpy", "scikit-learn")
 _RANGES = {
     "splits": (1, 1000), "max_epochs": (1, 100_000), "batch_size": (1, 100_000), "max_fn": (0, 1_000_000),
     "threads": (1, 1024), "phantom_train": (1, 1_000_000), "phantom_test": (1, 1_000_000),
-    "bank": (0, 10_000_000), "workers": (1, 10_000),
+    "negative_bank": (0, 10_000_000), "workers": (1, 10_000),
 }  # fmt: skip
 _NUMBERS = (
     "validation", "positive_weight", "gamma", "margin", "mu0_ratio", "rho", "mu_margin", "delta", "learning_rate",
@@ -49,9 +49,9 @@ def check_values(config: dict[str, Any]) -> None:
         if not isinstance(value, (list, tuple)) or len(value) != 3 or not all(_is_number(v) and v > 0 for v in value):
             raise InputError(f'{name} must be three numbers greater than 0, such as "[40, 40, 28]", got {value}.')
     _check_grid(config)
-    split = config.get("split")
+    split = config.get("only_split")
     if split is not None and not (type(split) is int and 0 <= split < config["splits"]):
-        raise InputError(f"split must be a whole number below splits = {config['splits']}, got {split}.")
+        raise InputError(f"only_split must be a whole number below splits = {config['splits']}, got {split}.")
 
 
 def _check_grid(config: dict[str, Any]) -> None:

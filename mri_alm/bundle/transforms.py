@@ -16,7 +16,7 @@ from monai.utils import convert_to_tensor
 
 from mri_alm.bundle.checkpoints import load_tensors, save_tensors
 from mri_alm.errors import StudyError, find_cause, itk_failed, memory_ran_out
-from mri_alm.imaging.exam import Images, Report, crop_centre, load_images, onto_grid
+from mri_alm.imaging.exam import Facts, Images, crop_centre, load_images, onto_grid
 from mri_alm.runtime.files import DamagedFileError
 from mri_alm.runtime.progress import progress_bar
 
@@ -40,7 +40,7 @@ class LoadProstateStudyd(Transform):
     """
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
-        """Load the volumes of one item (see :meth:`mri_alm.cohort.manifest.Study.item`)."""
+        """Load the volumes of one item (see :meth:`mri_alm.cohort.manifest.ManifestRow.item`)."""
         item = dict(data)
         return item | _tensors(*load_images(item))
 
@@ -105,7 +105,7 @@ def to_sitk(tensor: MetaTensor) -> sitk.Image:
     return image
 
 
-def _tensors(images: Images, report: Report) -> dict[str, Any]:
+def _tensors(images: Images, report: Facts) -> dict[str, Any]:
     return {name: to_metatensor(image) for name, image in images.items()} | {"report": json.dumps(report)}
 
 

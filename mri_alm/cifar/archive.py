@@ -39,7 +39,7 @@ _ADMITTED = {
 
 
 @dataclass(frozen=True)
-class Part:
+class ArchivePart:
     """Training or test images.
 
     Attributes:
@@ -64,8 +64,8 @@ class Archive:
         super_classes: Names of the super-classes; empty for CIFAR-10.
     """
 
-    train: Part
-    test: Part
+    train: ArchivePart
+    test: ArchivePart
     classes: tuple[str, ...]
     super_classes: tuple[str, ...]
 
@@ -129,17 +129,17 @@ def _find(folder: Path, names: Sequence[str]) -> Path:
     )
 
 
-def _read_part(place: Path, names: Sequence[str], dataset: str, *, binary: bool) -> Part:
-    read: Callable[[Path, str], Part] = _read_binary if binary else _read_python
+def _read_part(place: Path, names: Sequence[str], dataset: str, *, binary: bool) -> ArchivePart:
+    read: Callable[[Path, str], ArchivePart] = _read_binary if binary else _read_python
     batches = [read(place / (f"{name}.bin" if binary else name), dataset) for name in names]
     if len({len(batch.fine) for batch in batches}) > 1:
         sizes = ", ".join(f"{name} {len(batch.fine)}" for name, batch in zip(names, batches, strict=True))
         raise InputError(f"{place}: the training batches differ in size ({sizes}): one is cut short. Unpack it again.")
     columns = ("image", "fine", "coarse")
-    return Part(*(np.concatenate([getattr(batch, column) for batch in batches]) for column in columns))
+    return ArchivePart(*(np.concatenate([getattr(batch, column) for batch in batches]) for column in columns))
 
 
-def _read_binary(path: Path, dataset: str) -> Part:
+def _read_binary(path: Path, dataset: str) -> ArchivePart:
     labels = 1 if dataset == "cifar10" else 2  # bytes in front of the pixels; of two, the super-class comes first
     content = np.frombuffer(_bytes(path), dtype=np.uint8)
     rows, rest = divmod(content.size, PIXELS + labels)
@@ -150,10 +150,10 @@ def _read_binary(path: Path, dataset: str) -> Part:
         )
     table = content.reshape(rows, -1)
     image = table[:, labels:].reshape(rows, 3, 32, 32)
-    return Part(image, table[:, labels - 1].astype(np.int64), table[:, 0].astype(np.int64))
+    return ArchivePart(image, table[:, labels - 1].astype(np.int64), table[:, 0].astype(np.int64))
 
 
-def _read_python(path: Path, dataset: str) -> Part:
+def _read_python(path: Path, dataset: str) -> ArchivePart:
     content = load_arrays(path)
     keys = ("data", "labels", "labels") if dataset == "cifar10" else ("data", "fine_labels", "coarse_labels")
     pixels, fine, coarse = (np.asarray(content.get(key, [])) for key in keys)
@@ -161,7 +161,7 @@ def _read_python(path: Path, dataset: str) -> Part:
         raise InputError(f"{path}: data must be (N, {PIXELS}) bytes, found {pixels.shape} of {pixels.dtype}.")
     if not fine.shape == coarse.shape == (len(pixels),) or not {fine.dtype.kind, coarse.dtype.kind} <= {"i", "u"}:
         raise InputError(f"{path}: there must be one whole-number label for each of {len(pixels)} images.")
-    return Part(pixels.reshape(-1, 3, 32, 32), fine.astype(np.int64), coarse.astype(np.int64))
+    return ArchivePart(pixels.reshape(-1, 3, 32, 32), fine.astype(np.int64), coarse.astype(np.int64))
 
 
 def _names_in_text(place: Path, dataset: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -48,7 +48,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class FigureEstimates:
     """A figure (or several) with its 95 % interval, each ``(M,)``."""
 
     value: Array
@@ -70,11 +70,11 @@ class Summary:
     members: int
     average: float
     deviation: float
-    ensemble: Estimate
+    ensemble: FigureEstimates
 
 
 @dataclass(frozen=True)
-class Comparison:
+class TrainingComparison:
     """One method against another, with equally many models each.
 
     Attributes:
@@ -87,7 +87,7 @@ class Comparison:
     """
 
     delong: DelongTest
-    difference: Estimate
+    difference: FigureEstimates
     against: Array
     gain: float
     gain_deviation: float
@@ -112,7 +112,7 @@ def _power(splits: int, effect: float) -> float:
     return float(stats.nct.sf(critical, splits - 1, effect * math.sqrt(splits)))
 
 
-def figures(tpr: Sequence[float]) -> Metric:
+def auc_and_fprs(tpr: Sequence[float]) -> Metric:
     """AUC, then the FPR at each TPR, of labels and scores ``(B,)``."""
 
     def of(label: NDArray[np.generic], score: Array) -> Array:
@@ -127,21 +127,21 @@ def summarise(label: NDArray[np.int64], trained: Trained, tpr: Sequence[float], 
     Args:
         label: ``(N,)`` in {0, 1}.
         trained: Its trainings.
-        tpr: See :func:`figures`.
+        tpr: See :func:`auc_and_fprs`.
         draws: Of the bootstrap.
     """
     members = [auc(label, score) for score in trained.members]
-    metric = figures(tpr)
+    metric = auc_and_fprs(tpr)
     low, high = bootstrap_interval(metric, label, trained.ensemble, draws=draws)
     return Summary(
         members=len(members),
         average=float(np.mean(members)),
         deviation=float(np.std(members, ddof=1)) if len(members) > 1 else 0.0,
-        ensemble=Estimate(metric(label, trained.ensemble), low, high),
+        ensemble=FigureEstimates(metric(label, trained.ensemble), low, high),
     )
 
 
-def compare(
+def compare_trainings(
     label: NDArray[np.int64],
     method: Trained,
     baseline: Trained,
@@ -149,14 +149,14 @@ def compare(
     *,
     draws: int = 1000,
     seed: int = 0,
-) -> Comparison:
+) -> TrainingComparison:
     """One method against another, trained on the same splits.
 
     Args:
         label: ``(N,)`` in {0, 1}.
         method: Its trainings.
         baseline: The other's.
-        tpr: See :func:`figures`.
+        tpr: See :func:`auc_and_fprs`.
         draws: Of the hierarchical bootstrap.
         seed: Of the draws.
 
@@ -165,13 +165,13 @@ def compare(
     """
     if len(method.score) != len(baseline.score):
         raise InputError(f"Compared methods need the same splits, found {len(method.score)} and {len(baseline.score)}.")
-    metric = figures(tpr)
+    metric = auc_and_fprs(tpr)
     means = [np.mean([metric(label, score) for score in trained.ensembles], 0) for trained in (method, baseline)]
     low, high = hierarchical_interval(metric, label, method, baseline, draws=draws, seed=seed)
     gains = [auc(label, a) - auc(label, b) for a, b in zip(method.members, baseline.members, strict=True)]
-    return Comparison(
+    return TrainingComparison(
         delong=delong_test(label, method.ensemble, baseline.ensemble),
-        difference=Estimate(means[0] - means[1], low, high),
+        difference=FigureEstimates(means[0] - means[1], low, high),
         against=means[1],
         gain=float(np.mean(gains)),
         gain_deviation=float(np.std(gains, ddof=1)) if len(gains) > 1 else float("nan"),
@@ -212,7 +212,7 @@ def hierarchical_interval(
     return np.asarray(np.quantile(values, [0.025, 0.975], axis=0))
 
 
-def adjusted(comparisons: Mapping[str, Comparison]) -> dict[str, float]:
+def adjusted(comparisons: Mapping[str, TrainingComparison]) -> dict[str, float]:
     """Holm's adjusted p-values of a family of DeLong tests."""
     p_values = holm([comparison.delong.p_value for comparison in comparisons.values()])
     return dict(zip(comparisons, p_values.tolist(), strict=True))

@@ -16,14 +16,14 @@ from monai.bundle import ConfigParser
 from numpy.typing import NDArray
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from mri_alm.alm.processes import barrier, rank
-from mri_alm.bundle.config import claim, member_parser, refuse_other_settings, running_config, user_errors
+from mri_alm.alm.processes import barrier, process_rank
+from mri_alm.bundle.config import member_parser, refuse_other_settings, running_config, user_errors, write_run_config
 from mri_alm.bundle.trained_run import load_member
 from mri_alm.cifar.sets import ImageSet
 from mri_alm.errors import InputError
 from mri_alm.metrics.ranking import auc
 from mri_alm.runtime.files import write_json
-from mri_alm.runtime.locks import only_user
+from mri_alm.runtime.locks import exclusive_lock
 from mri_alm.runtime.progress import progress_bar
 
 logger = logging.getLogger("mri_alm")
@@ -61,24 +61,24 @@ class CifarJob:
 
     def run(self) -> None:
         """Train what is not trained yet."""
-        todo = range(self.config["splits"]) if self.config["split"] is None else [self.config["split"]]
+        todo = range(self.config["splits"]) if self.config["only_split"] is None else [self.config["only_split"]]
         with contextlib.ExitStack() as held:
             barrier()
-            if rank() == 0:
+            if process_rank() == 0:
                 for split in todo:  # other splits may be trained by other processes meanwhile
-                    held.enter_context(only_user(self.folder / f".split_{split}.lock"))
-                with only_user(self.folder / ".lock", wait=True):
+                    held.enter_context(exclusive_lock(self.folder / f".split_{split}.lock"))
+                with exclusive_lock(self.folder / ".lock", wait=True):
                     refuse_other_settings(self.folder, self.config)
-                    claim(self.folder, self.config)
+                    write_run_config(self.folder, self.config)
             barrier()
             self._train_all(todo)
 
     def _train_all(self, todo: Sequence[int]) -> None:
-        with progress_bar("train", len(todo) * self.config["max_epochs"], "epoch", shown=rank() == 0) as bar:
+        with progress_bar("train", len(todo) * self.config["max_epochs"], "epoch", shown=process_rank() == 0) as bar:
             for split in todo:
                 bar.set_description(f"split {split}")
                 self._train(split, bar)
-        if rank() == 0:
+        if process_rank() == 0:
             logger.info("%s", self._closing(list(todo)))
 
     def _train(self, split: int, bar: Any) -> None:
@@ -98,7 +98,7 @@ class CifarJob:
         if not end.finished(trainer):
             trainer.run()
         seconds = time.perf_counter() - start
-        if rank() == 0:
+        if process_rank() == 0:
             network = load_member(parser.get_parsed_content("network"), path.parent / "model.pt")
             logits = predict(network, parser)
             content = self.images.record | end.record | {"split": split, "seed": self.config["seed"]}
@@ -114,7 +114,7 @@ class CifarJob:
     def _finished(self, path: Path, split: int) -> bool:
         if not path.exists():
             return False
-        if json.loads(path.read_text())["guard"] != self.images.guard(split):
+        if json.loads(path.read_text())["guard"] != self.images.split_digest(split):
             raise InputError(f"{path} is of other images than the set gives now. Choose another run_dir, or delete it.")
         return True
 

@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t as student
 
-from mri_alm.cifar.table import NULL_SEED, Results, Table, complete
+from mri_alm.cifar.table import NULL_SEED, BenchmarkTable, Results, has_all_models
 from mri_alm.errors import InputError
 from mri_alm.metrics.ranking import class_accuracies, error_at_tpr
 from mri_alm.runtime.files import write_bytes
 from mri_alm.runtime.tables import write_csv
 
-COLUMNS = ("error @ 80 % TPR", "error @ 90 % TPR", "overall accuracy")
-TWO_COLUMNS = ("accuracy, rarest class", "accuracy, second rarest", "accuracy, other classes")
+ONE_CRITICAL_COLUMNS = ("error @ 80 % TPR", "error @ 90 % TPR", "overall accuracy")
+TWO_CRITICAL_COLUMNS = ("accuracy, rarest class", "accuracy, second rarest", "accuracy, other classes")
 
 
 def logits_of(test: Mapping[str, Any]) -> NDArray[np.float64]:
@@ -30,8 +30,8 @@ def logits_of(test: Mapping[str, Any]) -> NDArray[np.float64]:
     return logits
 
 
-def figures(test: Mapping[str, Any]) -> list[float]:
-    """The three numbers of a row for one training, in percent: :data:`COLUMNS`, or with two critical classes the other.
+def training_figures_of(test: Mapping[str, Any]) -> list[float]:
+    """The three numbers of a row for one training, in percent; with two critical classes other ones than with one.
 
     Critical classes are numbered from the rarest, which is the last class.
     """
@@ -43,7 +43,7 @@ def figures(test: Mapping[str, Any]) -> list[float]:
     return [100 * value for value in (*(whole.critical[c] for c in sorted(critical, reverse=True)), whole.other)]
 
 
-def to_rows(table: Table, results: Results, keys: Sequence[str], splits: int) -> list[dict[str, Any]]:
+def to_rows(table: BenchmarkTable, results: Results, keys: Sequence[str], splits: int) -> list[dict[str, Any]]:
     """One row per complete method, and the null: means, deviations, the paper's, difference from the base loss.
 
     Args:
@@ -55,26 +55,30 @@ def to_rows(table: Table, results: Results, keys: Sequence[str], splits: int) ->
     Raises:
         InputError: If the baseline is not complete.
     """
-    values = {key: _values(results, key, 0, splits) for key in keys if complete(results, key, 0, splits)}
+    values = {key: _values(results, key, 0, splits) for key in keys if has_all_models(results, key, 0, splits)}
     if table.baseline not in values:
         raise InputError(f"{table.name}: {table.baseline} does not have all {splits} models. Train it first.")
-    columns = COLUMNS if len(results[table.baseline, 0, 0]["test"]["critical"]) == 1 else TWO_COLUMNS
+    columns = (
+        ONE_CRITICAL_COLUMNS if len(results[table.baseline, 0, 0]["test"]["critical"]) == 1 else TWO_CRITICAL_COLUMNS
+    )
     rows = []
     for key, found in values.items():
         method = table.method(key)
         base = values.get(method.loss if method.constrained else table.baseline)
         row = {"method": key, "name": method.name} | _described(columns, found, None if base is found else base)
         rows.append(row | {f"{name}, paper": printed for name, printed in zip(columns, method.printed, strict=False)})
-    if complete(results, table.baseline, NULL_SEED, splits):
+    if has_all_models(results, table.baseline, NULL_SEED, splits):
         again = _values(results, table.baseline, NULL_SEED, splits)
         name = f"null: {table.baseline}, other seeds"
         rows.append({"method": "null", "name": name} | _described(columns, again, values[table.baseline]))
     return rows
 
 
-def write_multiclass_report(rows: Sequence[dict[str, Any]], table: Table, folder: Path) -> str:
+def write_multiclass_report(rows: Sequence[dict[str, Any]], table: BenchmarkTable, folder: Path) -> str:
     """Write ``table.md`` and ``table.csv``; returns the Markdown."""
-    columns = [name.removesuffix(", difference") for name in rows[0] if name in (*COLUMNS, *TWO_COLUMNS)]
+    columns = [
+        name.removesuffix(", difference") for name in rows[0] if name in (*ONE_CRITICAL_COLUMNS, *TWO_CRITICAL_COLUMNS)
+    ]
     head = ["method", *(cell for name in columns for cell in (name, "paper", "diff.", "against the base loss"))]
     lines, several = [head, ["---"] * len(head)], rows[0]["models"] > 1
     for row in rows:
@@ -103,7 +107,7 @@ def write_multiclass_report(rows: Sequence[dict[str, Any]], table: Table, folder
 
 
 def _values(results: Results, key: str, seed: int, splits: int) -> NDArray[np.float64]:
-    return np.array([figures(results[key, seed, k]["test"]) for k in range(splits)])
+    return np.array([training_figures_of(results[key, seed, k]["test"]) for k in range(splits)])
 
 
 def _described(columns: Sequence[str], found: NDArray[np.float64], base: NDArray[np.float64] | None) -> dict[str, Any]:

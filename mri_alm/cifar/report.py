@@ -10,8 +10,8 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from mri_alm.cifar.comparison import Comparison, Summary, Trained, adjusted, compare, summarise
-from mri_alm.cifar.table import NULL_SEED, Method, Results, Table, complete
+from mri_alm.cifar.comparison import Summary, Trained, TrainingComparison, adjusted, compare_trainings, summarise
+from mri_alm.cifar.table import NULL_SEED, BenchmarkTable, Method, Results, has_all_models
 from mri_alm.errors import InputError
 from mri_alm.runtime.files import write_bytes
 from mri_alm.runtime.tables import write_csv
@@ -32,7 +32,7 @@ _ACTING = (
 
 
 @dataclass(frozen=True)
-class Report:
+class TableReport:
     """Everything a table says.
 
     Attributes:
@@ -47,17 +47,19 @@ class Report:
         acting: By constrained method: how much the constraint did in training.
     """
 
-    table: Table
+    table: BenchmarkTable
     splits: int
     methods: list[Method]
     missing: dict[str, int]
     summaries: dict[str, Summary]
-    comparisons: dict[str, Comparison]
+    comparisons: dict[str, TrainingComparison]
     holm: dict[str, float]
     acting: dict[str, dict[str, float]]
 
 
-def make_report(table: Table, results: Results, keys: Sequence[str], splits: int, *, draws: int = 1000) -> Report:
+def make_report(
+    table: BenchmarkTable, results: Results, keys: Sequence[str], splits: int, *, draws: int = 1000
+) -> TableReport:
     """Compute a table.
 
     Args:
@@ -82,7 +84,9 @@ def make_report(table: Table, results: Results, keys: Sequence[str], splits: int
     for method in methods:
         against = method.loss if method.constrained else table.baseline
         if against != method.key and against in trained:
-            comparisons[method.key] = compare(label, trained[method.key], trained[against], table.tpr, draws=draws)
+            comparisons[method.key] = compare_trainings(
+                label, trained[method.key], trained[against], table.tpr, draws=draws
+            )
     families = [[k for k in comparisons if table.method(k).constrained == side] for side in (True, False)]
     corrected: dict[str, float] = {}
     for family in filter(None, families):
@@ -90,8 +94,8 @@ def make_report(table: Table, results: Results, keys: Sequence[str], splits: int
     null = trained[table.baseline].score
     if null.shape[1] > NULL_SEED:
         again, first = (Trained(null[:, seed : seed + 1]) for seed in (NULL_SEED, 0))
-        comparisons[NULL] = compare(label, again, first, table.tpr, draws=draws)
-    return Report(
+        comparisons[NULL] = compare_trainings(label, again, first, table.tpr, draws=draws)
+    return TableReport(
         table=table,
         splits=splits,
         methods=methods,
@@ -103,7 +107,7 @@ def make_report(table: Table, results: Results, keys: Sequence[str], splits: int
     )
 
 
-def write_report(report: Report, folder: Path) -> None:
+def write_table_report(report: TableReport, folder: Path) -> None:
     """Write ``table.md``, ``table.csv`` and ``figure.png``."""
     write_bytes(folder / "table.md", to_markdown(report).encode())
     rows = [_flat(report, method) for method in report.methods]
@@ -112,7 +116,7 @@ def write_report(report: Report, folder: Path) -> None:
     _draw(report, folder / "figure.png")
 
 
-def to_markdown(report: Report) -> str:
+def to_markdown(report: TableReport) -> str:
     """The table, the comparisons with the null, and what the constraint did."""
     rates = [f"FPR @ {100 * rate:g} %" for rate in report.table.tpr]
     head = ["method"]
@@ -143,7 +147,7 @@ def to_markdown(report: Report) -> str:
 
 
 def _trained(results: Results, key: str, splits: int) -> Trained:
-    seeds = [seed for seed in range(1000) if complete(results, key, seed, splits)]
+    seeds = [seed for seed in range(1000) if has_all_models(results, key, seed, splits)]
     return Trained(np.array([[results[key, seed, k]["test"]["score"] for seed in seeds] for k in range(splits)]))
 
 
@@ -171,7 +175,7 @@ def _spread(mean: float, deviation: float, models: int, *, sign: str = "") -> st
     return f"{100 * mean:{sign}.1f}" + (f" ± {100 * deviation:.1f}" if models > 1 else "")
 
 
-def _row(report: Report, method: Method) -> list[str]:
+def _row(report: TableReport, method: Method) -> list[str]:
     summary = report.summaries[method.key]
     ours = summary.ensemble
     order = [*range(1, len(ours.value)), 0]  # the paper prints the AUC last
@@ -185,7 +189,7 @@ def _row(report: Report, method: Method) -> list[str]:
     return [*cells, f"{mean[0]:g} ± {mean[1]:g}" if mean else "-"]
 
 
-def _compared(report: Report, key: str) -> list[str]:
+def _compared(report: TableReport, key: str) -> list[str]:
     found = report.comparisons[key]
     name = f"**null**: {report.table.baseline}, other seeds" if key == NULL else report.table.method(key).name
     parts = zip(found.difference.value, found.difference.low, found.difference.high, strict=True)
@@ -210,7 +214,7 @@ def _joined(text: Sequence[str]) -> str:
     return out + "\n"
 
 
-def _flat(report: Report, method: Method) -> dict[str, Any]:
+def _flat(report: TableReport, method: Method) -> dict[str, Any]:
     summary = report.summaries[method.key]
     names = ["auc", *(f"fpr_at_{100 * rate:g}" for rate in report.table.tpr)]
     row: dict[str, Any] = {"method": method.key, "name": method.name, "models": summary.members,
@@ -235,7 +239,7 @@ def _flat(report: Report, method: Method) -> dict[str, Any]:
     return row
 
 
-def _draw(report: Report, path: Path) -> None:
+def _draw(report: TableReport, path: Path) -> None:
     """FPR at high TPR: each base loss alone against the same loss with the constraint, a point per method; the null."""
     rates, baseline = report.table.tpr, report.table.baseline
     pairs = [(m.name, report.comparisons[m.key]) for m in report.methods if m.constrained]

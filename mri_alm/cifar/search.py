@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mri_alm.cifar.table import Table, Training
+from mri_alm.cifar.table import BenchmarkTable, Training
 from mri_alm.errors import InputError
 from mri_alm.runtime.files import write_json
 from mri_alm.runtime.tasks import Pool, run_tasks
@@ -65,7 +65,7 @@ class Search:
         InputError: If ``runs`` is less than 1.
     """
 
-    def __init__(self, table: Table, evaluate: Evaluate, *, storage: str, runs: int, pool: Pool) -> None:
+    def __init__(self, table: BenchmarkTable, evaluate: Evaluate, *, storage: str, runs: int, pool: Pool) -> None:
         if runs < 1:
             raise InputError(f"runs must be 1 or more trainings per point, got {runs}.")
         self.table, self.evaluate, self.runs, self.pool = table, evaluate, runs, pool
@@ -163,7 +163,11 @@ class Search:
 
 
 def train_and_validate(
-    table: Table, *, data: Path, runs: Path, train: Callable[[Table, Training, Path, Path], dict[str, Any]]
+    table: BenchmarkTable,
+    *,
+    data: Path,
+    runs: Path,
+    train: Callable[[BenchmarkTable, Training, Path, Path], dict[str, Any]],
 ) -> Evaluate:
     """An `Evaluate` that trains the table's config; a training that is finished is not repeated.
 
@@ -180,10 +184,10 @@ def _train_and_read(
     settings: Mapping[str, Any],
     split: int,
     *,
-    table: Table,
+    table: BenchmarkTable,
     data: Path,
     runs: Path,
-    train: Callable[[Table, Training, Path, Path], dict[str, Any]],
+    train: Callable[[BenchmarkTable, Training, Path, Path], dict[str, Any]],
 ) -> float:
     text = json.dumps({**settings}, sort_keys=True)
     place = runs / hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -191,7 +195,7 @@ def _train_and_read(
     return float(result["best"]["auc"])
 
 
-def write_tuned(path: Path, table: Table, runs: int, chosen: Mapping[str, Mapping[str, Any]]) -> None:
+def write_tuned(path: Path, table: BenchmarkTable, runs: int, chosen: Mapping[str, Mapping[str, Any]]) -> None:
     """Add what was chosen to ``tuned.json``, beside what other searches put there.
 
     Args:
@@ -207,7 +211,7 @@ def write_tuned(path: Path, table: Table, runs: int, chosen: Mapping[str, Mappin
     write_json(path, content)
 
 
-def points(table: Table, methods: Sequence[str]) -> int:
+def points(table: BenchmarkTable, methods: Sequence[str]) -> int:
     """How many points a search of these methods has at most, for the time it will take."""
     search = [len(list(itertools.product(*COMMON.values())))] if table.tpr else []
     losses = dict.fromkeys(table.method(key).loss for key in methods)

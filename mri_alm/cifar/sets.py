@@ -1,6 +1,6 @@
 """Benchmark sets made of CIFAR: two classes at 1:r, or a long tail, with seeded splits, all of it written down.
 
-A set offers what `mri_alm.cohort.Cohort` offers (size, labels, counts and guard of a split), so that the same configs
+A set offers what `mri_alm.cohort.Cohort` offers (size, labels, counts and digest of a split), so that the same configs
 train on it. Every split draws its own validation images and its own images of the rare class, as the paper's ten runs
 do; an ensemble has therefore seen more critical images than any of its members.
 """
@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mri_alm.cifar.archive import Archive, Part, read_archive
+from mri_alm.cifar.archive import Archive, ArchivePart, read_archive
 from mri_alm.errors import InputError, one_of
 
 SplitRule = Literal["disjoint", "overlapping"]
@@ -88,7 +88,7 @@ class ImageSet:
         """Training images of each class of a split."""
         return tuple(np.bincount(self.labels(split), minlength=int(self.label.max()) + 1).tolist())
 
-    def guard(self, split: int) -> str:
+    def split_digest(self, split: int) -> str:
         """SHA-256 of all pixels and of a split's training rows with labels; differs from any other split's."""
         state = hashlib.sha256(self._digest.encode())
         for rows in (self.splits[split].training, self.label[self.splits[split].training]):
@@ -226,7 +226,7 @@ def _choose(
     table = np.full(len(archive.classes), -1, dtype=np.int64)
     table[list(label_of)] = list(label_of.values())
 
-    def rows(part: Part) -> NDArray[np.int64]:
+    def rows(part: ArchivePart) -> NDArray[np.int64]:
         return np.flatnonzero(table[part.fine] >= 0)
 
     chosen = rows(archive.train), rows(archive.test)

@@ -15,8 +15,8 @@ from typing import Any
 
 from mri_alm.errors import InputError
 from mri_alm.runtime.files import write_bytes
-from mri_alm.runtime.locks import InUseError, only_user
-from mri_alm.runtime.tasks import Outcome, Pool, run_tasks
+from mri_alm.runtime.locks import InUseError, exclusive_lock
+from mri_alm.runtime.tasks import Pool, TaskResult, run_tasks
 
 Results = Mapping[tuple[str, int, int], Mapping[str, Any]]  # by method, seed and split
 
@@ -57,7 +57,7 @@ class Training:
     split: int
 
 
-class Table:
+class BenchmarkTable:
     """One table under one protocol.
 
     Attributes:
@@ -162,7 +162,7 @@ class Table:
         """The settings of one training, for the bundle config."""
         run = self.folder(runs) / training.method.key / f"seed_{training.seed}"
         return self.settings | training.method.settings | {
-            "data": _as_text(data), "run_dir": _as_text(run), "seed": training.seed, "split": training.split,
+            "data": _as_text(data), "run_dir": _as_text(run), "seed": training.seed, "only_split": training.split,
             "splits": max(10, training.split + 1),
         }  # fmt: skip
 
@@ -173,7 +173,7 @@ def _as_text(path: Path) -> str:
 
 
 def read_results(
-    table: Table, results: Path, trainings: Iterable[Training]
+    table: BenchmarkTable, results: Path, trainings: Iterable[Training]
 ) -> dict[tuple[str, int, int], dict[str, Any]]:
     """Finished trainings by method, seed and split.
 
@@ -196,18 +196,18 @@ def read_results(
     return found
 
 
-def complete(results: Results, key: str, seed: int, splits: int) -> bool:
+def has_all_models(results: Results, key: str, seed: int, splits: int) -> bool:
     """Whether a method has all its models."""
     return all((key, seed, split) in results for split in range(splits))
 
 
-def described(table: Table, training: Training, result: dict[str, Any]) -> dict[str, Any]:
+def described(table: BenchmarkTable, training: Training, result: dict[str, Any]) -> dict[str, Any]:
     """A training's result with what it was asked for, as it is kept."""
     head = {"table": table.name, "protocol": table.protocol, "settings": _plain(table, training)}
     return head | {"method": training.method.key} | result
 
 
-def _plain(table: Table, training: Training) -> dict[str, Any]:
+def _plain(table: BenchmarkTable, training: Training) -> dict[str, Any]:
     return table.settings | training.method.settings
 
 
@@ -227,7 +227,7 @@ logger = logging.getLogger("mri_alm.benchmark")
 
 
 def train_missing(
-    table: Table, trainings: Sequence[Training], *, data: Path, runs: Path, results: Path, pool: Pool
+    table: BenchmarkTable, trainings: Sequence[Training], *, data: Path, runs: Path, results: Path, pool: Pool
 ) -> int:
     """Train every model whose result file is not there yet; after each, say how long the rest will take.
 
@@ -251,7 +251,7 @@ def train_missing(
     logger.info("%s, protocol %s: %d of %d models trained.", table.name, table.protocol,
                 len(trainings) - len(waiting), len(trainings))  # fmt: skip
     start = time.monotonic()
-    failed: list[Outcome] = []
+    failed: list[TaskResult] = []
     elsewhere = 0
     task = partial(_train_and_keep, table, data=data, runs=runs, results=results)
     for number, outcome in enumerate(run_tasks(task, waiting, pool), 1):
@@ -276,10 +276,12 @@ def train_missing(
     return len(waiting) - elsewhere
 
 
-def _train_and_keep(table: Table, training: Training, *, data: Path, runs: Path, results: Path) -> dict[str, float]:
+def _train_and_keep(
+    table: BenchmarkTable, training: Training, *, data: Path, runs: Path, results: Path
+) -> dict[str, float]:
     """One model and its result file, unless another process has written it meanwhile; gives its best epoch."""
     path = table.result(results, training)
-    with only_user(path.with_suffix(".lock")):
+    with exclusive_lock(path.with_suffix(".lock")):
         if not path.exists():
             write_bytes(path, compact(described(table, training, train_one(table, training, data, runs))))
     best: dict[str, float] = json.loads(path.read_text("utf-8"))["best"]
@@ -299,7 +301,7 @@ def compact(content: dict[str, Any]) -> bytes:
     return (json.dumps(content, separators=(",", ":"), allow_nan=False) + "\n").encode()
 
 
-def train_one(table: Table, training: Training, data: Path, runs: Path) -> dict[str, Any]:
+def train_one(table: BenchmarkTable, training: Training, data: Path, runs: Path) -> dict[str, Any]:
     """Train one model, going on from where an earlier start was cut off; what its ``result.json`` says."""
     from monai.bundle import ConfigWorkflow
 

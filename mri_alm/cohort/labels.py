@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
-from mri_alm.cohort.layouts import Source
-from mri_alm.cohort.manifest import Study, stratified_splits
+from mri_alm.cohort.layouts import StudySource
+from mri_alm.cohort.manifest import ManifestRow, stratified_splits
 from mri_alm.cohort.rules import LabelRules, tidy
 from mri_alm.errors import InputError
 from mri_alm.runtime.files import IMAGE
-from mri_alm.runtime.tables import read_label_table
+from mri_alm.runtime.tables import read_table
 
 TEST_SHARE = 0.25  # of the patients; the paper's 100 of 400
 
@@ -28,7 +28,7 @@ class Label:
         study: Its name, tidied; empty when the table goes by patients.
         patient: Whose it is, tidied; empty when the table does not say.
         label: 1, 0 or None.
-        split: ``train``, ``test`` or empty.
+        side: ``train``, ``test`` or empty.
         gland: Path of a gland mask, or None.
         crop_center_mm: Three numbers in LPS millimetres, or empty.
     """
@@ -37,7 +37,7 @@ class Label:
     study: str
     patient: str
     label: int | None
-    split: str
+    side: str
     gland: Path | None = None
     crop_center_mm: str = ""
 
@@ -47,7 +47,7 @@ class Labelled:
     """The outcome of matching: study uid -> its entry, and what did not fit.
 
     Args:
-        of: Entry of each labelled study, by :attr:`mri_alm.cohort.layouts.Source.uid`.
+        of: Entry of each labelled study, by :attr:`mri_alm.cohort.layouts.StudySource.uid`.
         unused: Rows whose study was not found.
         notes: Sentences for a person, without names.
         split_made: Whether the split was drawn here because the table has none.
@@ -65,7 +65,7 @@ def read_labels(path: Path, rules: LabelRules) -> list[Label]:
     Raises:
         InputError: If the table has no usable columns, a cell has no known meaning, or rows contradict each other.
     """
-    table = read_label_table(path)
+    table = read_table(path, as_numbered=True)
     columns = {role: [name for name in names if name in table[0]] for role, names in rules.columns.items()}
     if not columns["label"] or not (columns["study"] or columns["patient"]):
         raise InputError(
@@ -92,7 +92,7 @@ def read_labels(path: Path, rules: LabelRules) -> list[Label]:
             problems.append(f"row {number} names neither study nor patient.")
             continue
         entry.label = _meaning(cell("label"), rules, number, problems)
-        entry.split = _side(cell("split"), rules, number, problems)
+        entry.side = _side(cell("side"), rules, number, problems)
         entry.gland = path.parent / cell("gland") if cell("gland") else None
         entry.crop_center_mm = cell("crop_center_mm")
         known = merged.setdefault((entry.study, entry.patient), entry)
@@ -129,29 +129,29 @@ def _meaning(text: str, rules: LabelRules, number: int, problems: list[str]) -> 
 
 
 def _side(text: str, rules: LabelRules, number: int, problems: list[str]) -> str:
-    if text and text.lower() not in rules.splits:
-        problems.append(f"row {number} has a split that is none of {', '.join(rules.splits)}.")
-    return rules.splits.get(text.lower(), "")
+    if text and text.lower() not in rules.sides:
+        problems.append(f"row {number} has a side that is none of {', '.join(rules.sides)}.")
+    return rules.sides.get(text.lower(), "")
 
 
 def _merge(known: Label, entry: Label, rules: LabelRules, problems: list[str]) -> None:
     """A further row of the same study: lesions or slices, or a contradiction."""
     labels = [one for one in (known.label, entry.label) if one is not None]
-    if (len(set(labels)) > 1 and rules.several == "refuse") or {known.split, entry.split} >= {"train", "test"}:
+    if (len(set(labels)) > 1 and rules.several == "refuse") or {known.side, entry.side} >= {"train", "test"}:
         problems.append(f"rows {known.rows[0]} and {entry.rows[0]} contradict each other about one study.")
     known.label = max(labels, default=None)
     known.rows += entry.rows
-    known.split = known.split or entry.split
+    known.side = known.side or entry.side
 
 
-def match_labels(sources: Sequence[Source], labels: Sequence[Label], *, seed: int = 0) -> Labelled:
+def match_labels(sources: Sequence[StudySource], labels: Sequence[Label], *, seed: int = 0) -> Labelled:
     """Give every study its entry: by UID, folder or name of the study, else by its patient.
 
     A table without sides gets a random split by patients, stratified by label, a quarter of the patients for the test.
     """
     result = Labelled()
-    by_study: dict[str, list[Source]] = defaultdict(list)
-    by_patient: list[dict[str, list[Source]]] = [defaultdict(list), defaultdict(list)]
+    by_study: dict[str, list[StudySource]] = defaultdict(list)
+    by_patient: list[dict[str, list[StudySource]]] = [defaultdict(list), defaultdict(list)]
     for source in sources:
         for name in dict.fromkeys(source.names):
             by_study[name].append(source)
@@ -171,8 +171,11 @@ def match_labels(sources: Sequence[Source], labels: Sequence[Label], *, seed: in
 
 
 def _find(
-    entry: Label, by_study: dict[str, list[Source]], by_patient: list[dict[str, list[Source]]], notes: list[str]
-) -> list[Source]:
+    entry: Label,
+    by_study: dict[str, list[StudySource]],
+    by_patient: list[dict[str, list[StudySource]]],
+    notes: list[str],
+) -> list[StudySource]:
     """The studies that an entry means: one by its own name, or all of a patient."""
     if entry.study:
         found = by_study.get(entry.study) or by_study.get(f"{entry.patient}_{entry.study}", [])
@@ -185,19 +188,19 @@ def _find(
     return found
 
 
-def patient_of(source: Source, entry: Label | None) -> str:
+def patient_of(source: StudySource, entry: Label | None) -> str:
     """Whose study it is: as the table says, else as the headers or folders do; never written."""
     return entry.patient if entry and entry.study and entry.patient else tidy(source.patient)
 
 
-def _split(sources: Sequence[Source], result: Labelled, seed: int) -> None:
+def _split(sources: Sequence[StudySource], result: Labelled, seed: int) -> None:
     """Fill in the sides where nothing gives them."""
     labelled = [source for source in sources if source.uid in result.of and result.of[source.uid].label is not None]
-    if not labelled or any(result.of[source.uid].split or source.split for source in labelled):
+    if not labelled or any(result.of[source.uid].side or source.side for source in labelled):
         return
     result.split_made = True
     studies = [
-        Study(i, source.uid, patient_of(source, result.of[source.uid]), result.of[source.uid].label, "", {})
+        ManifestRow(i, source.uid, patient_of(source, result.of[source.uid]), result.of[source.uid].label, "", {})
         for i, source in enumerate(sorted(labelled, key=lambda one: one.uid))
     ]
     try:
@@ -207,4 +210,4 @@ def _split(sources: Sequence[Source], result: Labelled, seed: int) -> None:
         held_out = []
     test = {study.study for study in held_out}
     for source in labelled:
-        source.split = "test" if source.uid in test else "train"
+        source.side = "test" if source.uid in test else "train"

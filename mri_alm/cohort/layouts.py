@@ -21,11 +21,11 @@ from mri_alm.errors import InputError, StudyError
 from mri_alm.imaging.dicom_files import StudyFiles, find_studies
 from mri_alm.imaging.image_file import ONE_IMAGE_FILE, voxels_of
 from mri_alm.runtime.files import IMAGE, bvals_of, stem, unusable, walk
-from mri_alm.runtime.tables import read_label_table
+from mri_alm.runtime.tables import read_table
 
 
 @dataclass
-class Source:
+class StudySource:
     """One study before its images are read.
 
     Args:
@@ -38,7 +38,7 @@ class Source:
         ignored: Files not needed, with the reason.
         failed: Files that should be readable and are not, with the reason.
         error: Why the study cannot be used, as far as names tell.
-        split: The side that the layout itself gives.
+        side: The side that the layout itself gives.
     """
 
     uid: str
@@ -50,7 +50,7 @@ class Source:
     ignored: dict[Path, str] = field(default_factory=dict)
     failed: dict[Path, str] = field(default_factory=dict)
     error: StudyError | None = None
-    split: str = ""
+    side: str = ""
 
     @property
     def files(self) -> list[Path]:
@@ -74,7 +74,7 @@ class Input:
 
     root: Path
     layout: str
-    sources: list[Source]
+    sources: list[StudySource]
     outside: dict[Path, str]
 
 
@@ -128,7 +128,7 @@ def detect_layout(root: Path) -> str:
     return "named" if images else "dicom"
 
 
-def _take_voxels(sources: list[Source], outside: dict[Path, str]) -> None:
+def _take_voxels(sources: list[StudySource], outside: dict[Path, str]) -> None:
     """Count voxels apart from their header with the image they belong to, whatever their own names made of them."""
     owned = [{file: role for image, role in one.used.items() for file in voxels_of(image)} for one in sources]
     every = set().union(*owned)
@@ -148,7 +148,7 @@ def _is_dicom(file: Path) -> bool:
         return False
 
 
-def _incomplete(source: Source) -> StudyError | None:
+def _incomplete(source: StudySource) -> StudyError | None:
     item, reasons = source.item, sorted(set(source.failed.values()))
     complete = "t2" in item and ("dwi" in item or {"adc", "hbv"} <= item.keys())
     if reasons and not complete:
@@ -162,7 +162,7 @@ def _incomplete(source: Source) -> StudyError | None:
     return None
 
 
-def _dicom(root: Path, _: CohortRules) -> tuple[list[Source], dict[Path, str]]:
+def _dicom(root: Path, _: CohortRules) -> tuple[list[StudySource], dict[Path, str]]:
     sources = []
     for study in find_studies(root, keep=KEPT_HEADERS):
         every = [*study.files, *study.failed, *study.ignored]
@@ -172,7 +172,7 @@ def _dicom(root: Path, _: CohortRules) -> tuple[list[Source], dict[Path, str]]:
         patient = _patient_id(study)
         owner = patient or (folder.parts[0] if folder.parts else study.uid)
         patients = [name for name in (tidy(patient), *names[1:]) if name]
-        sources.append(Source(study.uid, owner, names, patients, {"dicom": study}))
+        sources.append(StudySource(study.uid, owner, names, patients, {"dicom": study}))
     return sources, {}
 
 
@@ -184,17 +184,17 @@ def _patient_id(study: StudyFiles) -> str:
     return str(header.get("PatientID") or "").strip()
 
 
-def _table(path: Path, _: CohortRules) -> tuple[list[Source], dict[Path, str]]:
+def _table(path: Path, _: CohortRules) -> tuple[list[StudySource], dict[Path, str]]:
     sources = []
     seen: set[str] = set()
-    for number, row in enumerate(read_label_table(path), 2):
+    for number, row in enumerate(read_table(path, as_numbered=True), 2):
         if not any(row.values()):
             continue
         study = row.get("study") or f"row {number}"
         patient = row.get("patient") or study
         uid = f"{study}|{number}" if study in seen else study
         seen.add(study)
-        source = Source(uid, patient, [tidy(study)], [tidy(patient)])
+        source = StudySource(uid, patient, [tidy(study)], [tidy(patient)])
         if row.get("crop_center_mm"):
             source.item["crop_center_mm"] = row["crop_center_mm"]
         for column in _TABLE:
@@ -205,7 +205,7 @@ def _table(path: Path, _: CohortRules) -> tuple[list[Source], dict[Path, str]]:
     return sources, {}
 
 
-def _add(source: Source, column: str, place: Path) -> None:
+def _add(source: StudySource, column: str, place: Path) -> None:
     """One cell of a table: a file, a folder of one DICOM series, or (column dicom) a folder of one study."""
     if not place.exists():
         source.failed[place] = f"column {column} names it, but it does not exist"
@@ -222,8 +222,8 @@ def _add(source: Source, column: str, place: Path) -> None:
         source.used |= dict.fromkeys(walk(place) if place.is_dir() else [place, *bvals_of(place)], column)
 
 
-def _picai(root: Path, _: CohortRules) -> tuple[list[Source], dict[Path, str]]:
-    found: dict[str, Source] = {}
+def _picai(root: Path, _: CohortRules) -> tuple[list[StudySource], dict[Path, str]]:
+    found: dict[str, StudySource] = {}
     outside: dict[Path, str] = {}
     for file in walk(root):
         match = _PICAI.fullmatch(stem(file)) if IMAGE.search(file.name) else None
@@ -232,7 +232,7 @@ def _picai(root: Path, _: CohortRules) -> tuple[list[Source], dict[Path, str]]:
             continue
         patient, study, kind = match.groups()
         name = f"{patient}_{study}"
-        source = found.setdefault(name, Source(name, patient, [tidy(name), tidy(study)], [tidy(patient)]))
+        source = found.setdefault(name, StudySource(name, patient, [tidy(name), tidy(study)], [tidy(patient)]))
         if kind in _PICAI_COLUMNS:
             source.take(_PICAI_COLUMNS[kind], file)
         else:
@@ -240,9 +240,9 @@ def _picai(root: Path, _: CohortRules) -> tuple[list[Source], dict[Path, str]]:
     return list(found.values()), outside
 
 
-def _nnunet(root: Path, rules: CohortRules) -> tuple[list[Source], dict[Path, str]]:
+def _nnunet(root: Path, rules: CohortRules) -> tuple[list[StudySource], dict[Path, str]]:
     channels = _channels(root / "dataset.json", rules)
-    found: dict[str, Source] = {}
+    found: dict[str, StudySource] = {}
     outside: dict[Path, str] = {}
     for file in walk(root):
         part = file.relative_to(root).parts[0]
@@ -254,7 +254,7 @@ def _nnunet(root: Path, rules: CohortRules) -> tuple[list[Source], dict[Path, st
         owner = case.split("_")[0] if re.fullmatch(r"[^_]+_[^_]+", case) else case
         names = [tidy(f"{part}/{case}"), tidy(case)]
         side = "train" if part == "imagesTr" else "test"
-        source = found.setdefault(names[0], Source(names[0], owner, names, [tidy(owner)], split=side))
+        source = found.setdefault(names[0], StudySource(names[0], owner, names, [tidy(owner)], side=side))
         if int(match[2]) in channels:
             source.take(channels[int(match[2])], file)
         else:
@@ -283,14 +283,14 @@ def _channels(path: Path, rules: CohortRules) -> dict[int, str]:
 _CASE = re.compile(r"(.+?)[_.-](t2w?|adc|hbv|dwi|gland)", re.IGNORECASE)
 
 
-def named_sources(root: Path, rules: CohortRules) -> tuple[list[Source], dict[Path, str]]:
+def named_sources(root: Path, rules: CohortRules) -> tuple[list[StudySource], dict[Path, str]]:
     """Studies of a tree of image files, and the files that belong to none.
 
     A folder that holds images is a study. A folder where all images are called ``<case>_t2``, ``<case>_adc`` and so on,
     or those of several cases with a T2 are, is one study per case, with the other images whose names begin with its
     name. Files that are no image count with the study of their folder.
     """
-    sources: list[Source] = []
+    sources: list[StudySource] = []
     outside: dict[Path, str] = {}
     folders: dict[Path, list[Path]] = defaultdict(list)
     for file in walk(root):
@@ -338,12 +338,12 @@ def _cases(folder: Path, images: list[Path]) -> tuple[dict[str, list[Path]], lis
     return {(folder / case).as_posix(): files for case, files in cases.items()}, strays
 
 
-def _named_study(name: str, images: list[Path], rules: CohortRules) -> Source:
+def _named_study(name: str, images: list[Path], rules: CohortRules) -> StudySource:
     place = Path(name)
     names = [tidy(str(part)) for part in (place, *place.parents) if part.parts]
     names += [tidy(Path(part).name) for part in names]
     owner = place.parts[0] if place.parts else name
-    source = Source(name, owner, names, [tidy(owner), *names])
+    source = StudySource(name, owner, names, [tidy(owner), *names])
     candidates: dict[str, list[tuple[Any, Path]]] = defaultdict(list)
     for file in images:
         role, rank, reason = _role(file, rules.files)

@@ -20,20 +20,20 @@ def is_file_name(text: str) -> bool:
     return 0 < len(text) <= 100 and text.isprintable() and not set(text) & set("/\\") and not text.startswith(".")
 
 
-def wrong_path(column: str, path: Path, folder: Path, *, outside: bool) -> str:
+def wrong_path(column: str, path: Path, folder: Path, *, allow_outside_paths: bool) -> str:
     """What is wrong with a path of a manifest, in words; empty if nothing is.
 
     Args:
         column: Where it stands.
         path: It, joined to ``folder``.
         folder: The manifest's.
-        outside: Whether it may lie outside.
+        allow_outside_paths: Whether it may lie outside.
     """
     try:
-        if not (outside or path.resolve().is_relative_to(folder.resolve())):
+        if not (allow_outside_paths or path.resolve().is_relative_to(folder.resolve())):
             return (
                 f"names {path} in column {column}, outside the manifest's folder. Move it there, or allow it with "
-                "--outside True if the manifest is your own."
+                "--allow_outside_paths True if the manifest is your own."
             )
         if path.exists():
             return ""
@@ -44,13 +44,14 @@ def wrong_path(column: str, path: Path, folder: Path, *, outside: bool) -> str:
 
 logger = logging.getLogger("mri_alm")
 
-IMAGES = ("t2", "adc", "hbv", "dwi", "dicom", "valid", "gland")  # columns that hold a file or a folder
+IMAGE_COLUMNS = ("t2", "adc", "hbv", "dwi", "dicom", "valid", "gland")  # columns that hold a file or a folder
 _COMPLETE = ({"dicom"}, {"t2", "dwi"}, {"t2", "adc", "hbv"})  # each row must fill one of these sets
+RENAMED_COLUMNS = {"split": "side"}  # manifests of before
 _SHOWN = 10  # problems listed in one message
 
 
 @dataclass(frozen=True)
-class Study:
+class ManifestRow:
     """One exam of a cohort.
 
     Attributes:
@@ -58,8 +59,8 @@ class Study:
         study: Its name in all outputs; must not identify the patient.
         patient: Whose exam it is; exams of one patient never stand on two sides of a split.
         label: 1 when DCE is needed, 0 when not, None when unknown (scoring only).
-        split: ``"train"`` or ``"test"``; empty when the manifest has no such column (scoring only).
-        images: Column name (one of :data:`IMAGES`) to absolute path.
+        side: ``"train"`` or ``"test"``; empty when the manifest has no such column (scoring only).
+        images: Column name (one of :data:`IMAGE_COLUMNS`) to absolute path.
         crop_center_mm: Point to crop about, three numbers in LPS millimetres as text; empty for T2's centre.
     """
 
@@ -67,7 +68,7 @@ class Study:
     study: str
     patient: str
     label: int | None
-    split: str
+    side: str
     images: dict[str, Path]
     crop_center_mm: str = ""
 
@@ -88,21 +89,22 @@ class Study:
 
 
 def read_manifest(
-    path: Path | str, *, exclude: Iterable[str] | str = (), labelled: bool = True, outside: bool = False
-) -> list[Study]:
+    path: Path | str, *, exclude: Iterable[str] | str = (), labelled: bool = True, allow_outside_paths: bool = False
+) -> list[ManifestRow]:
     """Read and check a manifest; every problem of every row is reported at once.
 
     Args:
-        path: CSV with columns study, patient, label (0 or 1), split (train or test), and per row either ``dicom`` (a
+        path: CSV with columns study, patient, label (0 or 1), side (train or test), and per row either ``dicom`` (a
             study folder), or ``t2`` with ``dwi``, or ``t2`` with ``adc`` and ``hbv``: files (NIfTI, MHA, NRRD) or
             folders of one DICOM series; ``gland`` (a mask) or ``crop_center_mm`` where the crop should lie; ``valid``
             where the images are registered already. Relative paths start at the manifest's folder. Rows whose
             ``status`` (see :mod:`mri_alm.cohort.prepare_study`) is failed, or that it left without a label, are
             skipped.
         exclude: Names of studies to leave out. The others keep their index.
-        labelled: False for exams to be scored: label, patient and split may be missing.
-        outside: Whether images may lie outside the manifest's folder. Otherwise ``..``, absolute paths and links that
-            lead out of it are refused: whoever sends a cohort does not choose which files of this machine are read.
+        labelled: False for exams to be scored: label, patient and side may be missing.
+        allow_outside_paths: Whether images may lie outside the manifest's folder. Otherwise ``..``, absolute paths
+            and links that lead out of it are refused: whoever sends a cohort does not choose which files of this
+            machine are read.
 
     Returns:
         The studies in row order.
@@ -112,7 +114,8 @@ def read_manifest(
             header), values and remedies.
     """
     path = Path(path)
-    rows = read_table(path, ("study", "patient", "label", "split") if labelled else ("study",))
+    needed = ("study", "patient", "label", "side") if labelled else ("study",)
+    rows = read_table(path, needed, renamed=RENAMED_COLUMNS)
     excluded = {str(name) for name in ([exclude] if isinstance(exclude, (str, int)) else exclude)}
     if unknown := sorted(excluded - {row["study"] for row in rows}):
         raise InputError(f"exclude names {', '.join(unknown)}, but {path} has no such study.")
@@ -121,7 +124,7 @@ def read_manifest(
     studies = []
     for index, row in enumerate(rows):
         if row["study"] not in excluded | skipped:
-            study = _study(index, row, path.parent, labelled=labelled, outside=outside)
+            study = _study(index, row, path.parent, labelled=labelled, allow_outside_paths=allow_outside_paths)
             problems += [
                 f"{path}: row {index + 2} (study {row['study'] or 'without name'}) {text}" for text in study[1]
             ]
@@ -144,14 +147,16 @@ def _skipped(path: Path, rows: list[dict[str, str]], *, labelled: bool) -> set[s
     return failed | unlabelled
 
 
-def _study(index: int, row: dict[str, str], folder: Path, *, labelled: bool, outside: bool) -> tuple[Study, list[str]]:
+def _study(
+    index: int, row: dict[str, str], folder: Path, *, labelled: bool, allow_outside_paths: bool
+) -> tuple[ManifestRow, list[str]]:
     """One row as a study, and what is wrong with it."""
     problems = []
-    label, split = row.get("label", ""), row.get("split", "")
+    label, side = row.get("label", ""), row.get("side", "")
     if labelled and label not in ("0", "1"):
         problems.append(f'has label "{label}". Write 1 (DCE needed) or 0 (not needed).')
-    if labelled and split not in ("train", "test"):
-        problems.append(f'has split "{split}". Write train or test.')
+    if labelled and side not in ("train", "test"):
+        problems.append(f'has side "{side}". Write train or test.')
     if not is_file_name(row["study"]):
         problems.append(
             "has no usable name in column study: give one of at most 100 characters without slashes, not identifying "
@@ -159,12 +164,15 @@ def _study(index: int, row: dict[str, str], folder: Path, *, labelled: bool, out
         )
     if labelled and not row["patient"]:
         problems.append("has an empty column patient. Repeat the study's name where a patient has one exam.")
-    images = {column: folder / row[column] for column in IMAGES if row.get(column)}
+    images = {column: folder / row[column] for column in IMAGE_COLUMNS if row.get(column)}
     if not any(columns <= set(images) for columns in _COMPLETE):
         lacking = "T2 image" if "t2" not in images else "diffusion series"
         column = "t2" if "t2" not in images else "dwi, or adc and hbv"
         problems.append(f"has no {lacking}. Add its path in column {column}, or list the study under exclude.")
-    wrong = {column: wrong_path(column, path, folder, outside=outside) for column, path in images.items()}
+    wrong = {
+        column: wrong_path(column, path, folder, allow_outside_paths=allow_outside_paths)
+        for column, path in images.items()
+    }
     problems += filter(None, wrong.values())
     centre = row.get("crop_center_mm", "")
     if centre and not _is_point(centre):
@@ -172,7 +180,7 @@ def _study(index: int, row: dict[str, str], folder: Path, *, labelled: bool, out
     patient = row.get("patient") or row["study"]
     known = int(label) if label in ("0", "1") else None
     found = {column: path for column, path in images.items() if not wrong[column]}
-    return Study(index, row["study"], patient, known, split, found, centre), problems
+    return ManifestRow(index, row["study"], patient, known, side, found, centre), problems
 
 
 def _is_point(text: str) -> bool:
@@ -183,7 +191,7 @@ def _is_point(text: str) -> bool:
     return len(numbers) == 3 and all(map(math.isfinite, numbers))
 
 
-def _across_rows(studies: Sequence[Study]) -> list[str]:
+def _across_rows(studies: Sequence[ManifestRow]) -> list[str]:
     """Duplicated studies, and patients on both sides."""
     problems = [
         f"study {name} stands in {n} rows. Keep one." for name, n in Counter(s.study for s in studies).items() if n > 1
@@ -193,8 +201,8 @@ def _across_rows(studies: Sequence[Study]) -> list[str]:
     for study in studies:
         for path in study.images.values():
             owners[path.resolve()].add(study.study)
-        if study.split:
-            sides[study.patient].add(study.split)
+        if study.side:
+            sides[study.patient].add(study.side)
     problems += [
         f"{', '.join(sorted(names))} share the file {p}. Keep one." for p, names in owners.items() if len(names) > 1
     ]
@@ -215,7 +223,7 @@ class Cohort:
         splits: Number of splits.
         validation: Share of the training patients that each split holds out.
         seed: Seed of the splits.
-        outside: See :func:`read_manifest`.
+        allow_outside_paths: See :func:`read_manifest`.
 
     Raises:
         InputError: See :func:`read_manifest` and :func:`stratified_splits`; or the test studies are all of one class.
@@ -229,12 +237,12 @@ class Cohort:
         splits: int = 10,
         validation: float = 0.2,
         seed: int = 0,
-        outside: bool = False,
+        allow_outside_paths: bool = False,
     ) -> None:
         self.manifest = Path(manifest).resolve()
-        self.studies = read_manifest(self.manifest, exclude=exclude, outside=outside)
-        self.test = [study for study in self.studies if study.split == "test"]
-        self.train = [study for study in self.studies if study.split == "train"]
+        self.studies = read_manifest(self.manifest, exclude=exclude, allow_outside_paths=allow_outside_paths)
+        self.test = [study for study in self.studies if study.side == "test"]
+        self.train = [study for study in self.studies if study.side == "train"]
         if len({study.label for study in self.test}) == 1:
             raise InputError(
                 f"{manifest}: all {len(self.test)} test studies have one label. Add the other class, or have none."
@@ -257,13 +265,13 @@ class Cohort:
         labels = self.labels(split)
         return labels.count(0), labels.count(1)
 
-    def guard(self, split: int) -> str:
+    def split_digest(self, split: int) -> str:
         """SHA-256 of the training studies of a split with their labels and indices; differs from any other split's."""
         text = "\n".join(f"{s.index}|{s.study}|{s.patient}|{s.label}" for s in self.splits[split][0])
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def digest(study: Study) -> str:
+def digest(study: ManifestRow) -> str:
     """SHA-256 over names, sizes and times of a study's files, and of a .bval beside one: changes when a file does."""
     state = hashlib.sha256()
     for column, path in sorted(study.images.items()):
@@ -275,8 +283,8 @@ def digest(study: Study) -> str:
 
 
 def stratified_splits(
-    studies: Sequence[Study], *, splits: int = 10, validation: float = 0.2, seed: int = 0
-) -> list[tuple[list[Study], list[Study]]]:
+    studies: Sequence[ManifestRow], *, splits: int = 10, validation: float = 0.2, seed: int = 0
+) -> list[tuple[list[ManifestRow], list[ManifestRow]]]:
     """Random stratified splits of the training patients into two parts (the splits overlap, as in the paper).
 
     A patient counts as positive when any of its studies is; the first k splits do not depend on how many are asked for.

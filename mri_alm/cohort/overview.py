@@ -52,8 +52,8 @@ def check_cohort(folder: Path) -> tuple[str, bool]:
 def _leaks(rows: Iterable[dict[str, str]]) -> list[str]:
     sides: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        if row["split"]:
-            sides[row["patient"]][row["split"]].append(row["study"])
+        if row["side"]:
+            sides[row["patient"]][row["side"]].append(row["study"])
     return [
         f"leak: patient {patient} is in " + " and in ".join(f"{side} ({', '.join(s)})" for side, s in found.items())
         for patient, found in sides.items()
@@ -79,8 +79,8 @@ def _label_problems(rows: list[dict[str, str]]) -> list[str]:
     missing = [row["study"] for row in rows if row["label"] == ""]
     found = [f"no label: {len(missing)} studies ({', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''})"]
     problems = found if missing else []
-    for side in sorted({row["split"] for row in rows if row["label"] != ""}):
-        classes = {row["label"] for row in rows if row["split"] == side and row["label"] != ""}
+    for side in sorted({row["side"] for row in rows if row["label"] != ""}):
+        classes = {row["label"] for row in rows if row["side"] == side and row["label"] != ""}
         if len(classes) == 1:
             problems.append(f"one class: every study of {side or 'no side'} has label {classes.pop()}")
     return problems
@@ -148,7 +148,7 @@ def _scanner(row: dict[str, str]) -> str:
 def _counts(rows: list[dict[str, str]]) -> list[str]:
     """Labels per side and per scanner."""
     groups = [
-        (f"split {side or '-'}", [r for r in rows if r["split"] == side]) for side in sorted({r["split"] for r in rows})
+        (f"side {side or '-'}", [r for r in rows if r["side"] == side]) for side in sorted({r["side"] for r in rows})
     ]
     scanners = sorted({_scanner(row) for row in rows})
     groups += [(f"scanner {scanner}", [r for r in rows if _scanner(r) == scanner]) for scanner in scanners]
@@ -223,7 +223,7 @@ def summary_text(order: Order, outcome: PreparedCohort) -> str:
     codes = Counter(row["error_code"] for row in outcome.rows if row["error_code"])
     lines += [f"  failed, {code}: {count}" for code, count in codes.most_common()]
     if outcome.has_labels:
-        sides = Counter((row["split"], row["label"]) for row in outcome.rows if row["label"] != "")
+        sides = Counter((row["side"], row["label"]) for row in outcome.rows if row["label"] != "")
         lines += [f"  {side or 'no side'}: {sides[side, 1]} positive, {sides[side, 0]} negative"
                   for side in dict.fromkeys(side for side, _ in sorted(sides))]  # fmt: skip
         lines += [f"  {outcome.unlabelled} studies have no label."] if outcome.unlabelled else []

@@ -4,7 +4,6 @@ Studies that may have cost a process its life are prepared alone, in a process o
 """
 
 import base64
-import csv
 import json
 import logging
 import os
@@ -22,23 +21,24 @@ from typing import Any
 from jinja2 import Environment
 
 from mri_alm.cohort.labels import Label, Labelled, match_labels, patient_of, read_labels
-from mri_alm.cohort.layouts import Input, Source, find_sources
-from mri_alm.cohort.prepare_study import IMAGES, Job, Preparation
+from mri_alm.cohort.layouts import Input, StudySource, find_sources
+from mri_alm.cohort.manifest import RENAMED_COLUMNS
+from mri_alm.cohort.prepare_study import PREPARED_IMAGES, Preparation, StudyTask
 from mri_alm.cohort.rules import CohortRules, load_cohort_rules
 from mri_alm.errors import InputError, StudyError
 from mri_alm.imaging.dicom_files import silence_readers
 from mri_alm.runtime.atomic import private_files, sweep
 from mri_alm.runtime.files import write_bytes, write_json
-from mri_alm.runtime.locks import only_user
+from mri_alm.runtime.locks import exclusive_lock
 from mri_alm.runtime.progress import progress_bar
 from mri_alm.runtime.pseudonyms import secret_of, study_key
-from mri_alm.runtime.tables import read_label_table, write_csv
-from mri_alm.runtime.tasks import LostTaskError, Outcome, Pool, run_tasks
+from mri_alm.runtime.tables import read_table, write_csv
+from mri_alm.runtime.tasks import LostTaskError, Pool, TaskResult, run_tasks
 
 logger = logging.getLogger("mri_alm")
 
-COLUMNS = (
-    "study", "patient", "status", "error_code", "error_text", "warnings", "label", "split", "t2", "adc", "hbv", "valid",
+MANIFEST_COLUMNS = (
+    "study", "patient", "status", "error_code", "error_text", "warnings", "label", "side", "t2", "adc", "hbv", "valid",
     "crop_center_mm", "t2_series", "dwi_series", "adc_series", "hbv_series", "b_values", "hbv_b", "adc_source",
     "adc_units", "registration", "shift_mm", "rotation_deg", "mi_before", "mi_after", "coverage",
     "vendor", "model", "field_strength", "t2_spacing_mm", "t2_size", "adc_spacing_mm",
@@ -107,10 +107,10 @@ class Plan:
     found: Input
     labelled: Labelled
     preparation: Preparation
-    jobs: list[Job]
+    jobs: list[StudyTask]
     has_labels: bool
 
-    def entry(self, job: Job) -> Label | None:
+    def entry(self, job: StudyTask) -> Label | None:
         """What the label table says of a study."""
         return self.labelled.of.get(job.source.uid)
 
@@ -139,7 +139,7 @@ def read_inputs(order: Order) -> Inputs:
         raise InputError(f"{order.key_file} identifies patients: put it outside {order.output}, which may be shared.")
     labels = order.labels
     if labels is None and root.suffix.lower() == ".csv" and root.is_file():
-        columns = read_label_table(root)[0].keys()
+        columns = read_table(root, as_numbered=True)[0].keys()
         labels = root if columns & set(rules.labels.columns["label"]) else None
     return Inputs(
         rules,
@@ -157,7 +157,7 @@ def make_plan(order: Order, inputs: Inputs, salt: str) -> Plan:
         source.names.append(keys[source.uid])
     labelled = match_labels(found.sources, inputs.labels, seed=order.seed)
     jobs = [
-        Job(source, keys[source.uid], _crop(source, labelled.of.get(source.uid)))
+        StudyTask(source, keys[source.uid], _crop(source, labelled.of.get(source.uid)))
         for source in sorted(found.sources, key=lambda one: keys[one.uid])
     ]
     patients = {patient_of(source, labelled.of.get(source.uid)) for source in found.sources}
@@ -185,7 +185,7 @@ def prepare_cohort(order: Order) -> PreparedCohort:
         raise InputError(f"{order.output} holds a cohort. Add --resume to go on with it, or choose another folder.")
     logger.info("Reading names and headers ...")
     inputs = read_inputs(order)  # bad input is refused before anything is written
-    with only_user(order.output / ".lock"):
+    with exclusive_lock(order.output / ".lock"):
         plan = make_plan(order, inputs, secret_of(order.output))
         if order.strict and plan.has_labels:
             _refuse_labels(plan)
@@ -196,7 +196,7 @@ def prepare_cohort(order: Order) -> PreparedCohort:
     return outcome
 
 
-def _crop(source: Source, entry: Label | None) -> dict[str, Any]:
+def _crop(source: StudySource, entry: Label | None) -> dict[str, Any]:
     """Where the study's crop should lie, by the label table or the input itself."""
     given = {"crop_center_mm": entry.crop_center_mm, "gland": entry.gland} if entry else {}
     for name in ("crop_center_mm", "gland"):
@@ -214,20 +214,20 @@ def _refuse_labels(plan: Plan) -> None:
         )
 
 
-def _row(plan: Plan, job: Job, outcome: PreparedCohort) -> dict[str, Any]:
+def _row(plan: Plan, job: StudyTask, outcome: PreparedCohort) -> dict[str, Any]:
     """One row of the manifest."""
     record = json.loads((plan.preparation.folder / job.key / "study.json").read_text("utf-8"))
     entry = plan.entry(job)
-    row = dict.fromkeys(COLUMNS, "") | {name: _cell(record.get(name)) for name in _COPIED}
+    row = dict.fromkeys(MANIFEST_COLUMNS, "") | {name: _cell(record.get(name)) for name in _COPIED}
     row["patient"] = study_key(f"patient:{patient_of(job.source, entry)}", plan.preparation.salt)
     warnings = list(record["warnings"])
     if entry and entry.label is not None:
-        row |= {"label": entry.label, "split": entry.split or job.source.split}
+        row |= {"label": entry.label, "side": entry.side or job.source.side}
     elif plan.has_labels:
         outcome.unlabelled += 1
         warnings.append("No label in the label table.")
     if row["status"] != "failed":
-        row |= {name: f"{job.key}/{name}.nii.gz" for name in IMAGES} | {"status": "warn" if warnings else "ok"}
+        row |= {name: f"{job.key}/{name}.nii.gz" for name in PREPARED_IMAGES} | {"status": "warn" if warnings else "ok"}
         found = record.get("registration") or {}
         row["registration"] = "accepted" if found.get("accepted") else f"refused: {found.get('reason', 'not tried')}"
         row |= {name: _cell(found.get(name)) for name in ("shift_mm", "rotation_deg", "mi_before", "mi_after")}
@@ -258,7 +258,7 @@ def _write(order: Order, plan: Plan, outcome: PreparedCohort) -> None:
         "grid": {"spacing_mm": plan.preparation.rules.spacing, "size": plan.preparation.rules.size},
         "versions": plan.preparation.versions,
     }
-    write_csv(order.output / "manifest.csv", COLUMNS, outcome.rows)
+    write_csv(order.output / "manifest.csv", MANIFEST_COLUMNS, outcome.rows)
     write_json(order.output / "cohort.json", summary)
     write_page(order.output, outcome.rows, summary)
     if order.key_file:
@@ -284,10 +284,8 @@ def read_rows(manifest: Path) -> list[dict[str, str]]:
     """
     if not manifest.is_file():
         raise InputError(f"{manifest.parent} has no manifest.csv. Prepare the cohort first.")
-    with manifest.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        rows = list(reader)
-    if missing := sorted(set(COLUMNS) - set(reader.fieldnames or ())):
+    rows = read_table(manifest, renamed=RENAMED_COLUMNS)
+    if missing := sorted(set(MANIFEST_COLUMNS) - rows[0].keys()):
         raise InputError(f"{manifest}: no column {missing[0]}; it is not the manifest of a prepared cohort.")
     return rows
 
@@ -299,7 +297,7 @@ KILLED = StudyError(
 )
 
 
-def prepare_all(preparation: Preparation, jobs: Sequence[Job], *, pool: Pool, strict: bool) -> int:
+def prepare_all(preparation: Preparation, jobs: Sequence[StudyTask], *, pool: Pool, strict: bool) -> int:
     """Prepare the studies that are not finished; gives how many that were.
 
     A process that is killed, as the system does when memory runs out, takes all its studies in work with it. Threads
@@ -344,13 +342,13 @@ def prepare_all(preparation: Preparation, jobs: Sequence[Job], *, pool: Pool, st
     return len(todo)
 
 
-def _record_of(preparation: Preparation, outcome: Outcome) -> Any:
+def _record_of(preparation: Preparation, outcome: TaskResult) -> Any:
     if isinstance(outcome.error, LostTaskError):
         return preparation.prepare(outcome.item, refused=KILLED)
     return outcome.get()
 
 
-def prepare_apart(preparation: Preparation, job: Job) -> dict[str, Any]:
+def prepare_apart(preparation: Preparation, job: StudyTask) -> dict[str, Any]:
     """What :meth:`Preparation.prepare` does, where the system may kill it for memory without harm to the others.
 
     A killed study becomes a failed one, ``killed``.
@@ -363,7 +361,7 @@ def prepare_apart(preparation: Preparation, job: Job) -> dict[str, Any]:
             return preparation.prepare(job, refused=KILLED)
 
 
-def without_headers(job: Job) -> Job:
+def without_headers(job: StudyTask) -> StudyTask:
     """The study as another process can be told of it: open headers stay here, and are read again there."""
     item = job.source.item
     if "dicom" not in item:

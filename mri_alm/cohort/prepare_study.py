@@ -17,20 +17,20 @@ from typing import Any
 import numpy as np
 import SimpleITK as sitk  # noqa: N813
 
-from mri_alm.cohort.layouts import Source
+from mri_alm.cohort.layouts import StudySource
 from mri_alm.cohort.rules import CohortRules, tidy
 from mri_alm.errors import StudyError, itk_failed, memory_ran_out
 from mri_alm.imaging.choose_series import chosen
 from mri_alm.imaging.dicom_files import StudyFiles, silence_readers, with_headers
-from mri_alm.imaging.exam import Images, Report, crop_centre, load_images, onto_grid, read_study, study_images
+from mri_alm.imaging.exam import Facts, Images, crop_centre, load_images, onto_grid, read_study, study_images
 from mri_alm.imaging.image_file import write_nifti
 from mri_alm.imaging.pictures import study_strip
 from mri_alm.imaging.series import Series, group_series
-from mri_alm.runtime.atomic import complete
+from mri_alm.runtime.atomic import write_atomically
 from mri_alm.runtime.files import write_bytes, write_json
 from mri_alm.runtime.pseudonyms import study_key
 
-IMAGES = ("t2", "adc", "hbv", "valid")
+PREPARED_IMAGES = ("t2", "adc", "hbv", "valid")
 PREPARATION_PACKAGES = ("mri-alm", "SimpleITK", "pydicom", "numpy")
 _FACTS = (
     "model",
@@ -45,7 +45,7 @@ _FACTS = (
 
 
 @dataclass(frozen=True)
-class Job:
+class StudyTask:
     """One study to prepare.
 
     Args:
@@ -54,7 +54,7 @@ class Job:
         item: ``gland`` or ``crop_center_mm`` from the label table.
     """
 
-    source: Source
+    source: StudySource
     key: str
     item: dict[str, Any]
 
@@ -88,7 +88,7 @@ class Preparation:
         settings = {"series": rules.series, "grid": [rules.spacing, rules.size]}
         self.settings = json.dumps(settings | self.versions, sort_keys=True, default=list)
 
-    def finished(self, job: Job) -> dict[str, Any] | None:
+    def finished(self, job: StudyTask) -> dict[str, Any] | None:
         """The record of a study that is usable and up to date, or None."""
         place = self.folder / job.key
         try:
@@ -96,10 +96,10 @@ class Preparation:
         except (OSError, ValueError):
             return None
         # A failed study is tried again: a decoder may have been installed since.
-        complete = all((place / f"{name}.nii.gz").is_file() for name in IMAGES)
-        return record if complete and record["digest"] == self.digest(job) else None
+        whole = all((place / f"{name}.nii.gz").is_file() for name in PREPARED_IMAGES)
+        return record if whole and record["digest"] == self.digest(job) else None
 
-    def prepare(self, job: Job, refused: StudyError | None = None) -> dict[str, Any]:
+    def prepare(self, job: StudyTask, refused: StudyError | None = None) -> dict[str, Any]:
         """Read, register and write one study, or record why it cannot be; gives the record.
 
         Args:
@@ -107,13 +107,13 @@ class Preparation:
             refused: Do not try, record this reason.
         """
         silence_readers()  # in the process that reads, whichever that is
-        with complete(self.folder / job.key) as part:
+        with write_atomically(self.folder / job.key) as part:
             part.mkdir()
             record = self._attempt(job, part, refused)
             write_json(part / "study.json", record | {"versions": self.versions})
         return record
 
-    def _attempt(self, job: Job, part: Path, refused: StudyError | None) -> dict[str, Any]:
+    def _attempt(self, job: StudyTask, part: Path, refused: StudyError | None) -> dict[str, Any]:
         read = _Read()
         record: dict[str, Any] = {"study": job.key, "status": "ok", "error_code": ""}
         record |= {"error_text": "", "warnings": []}
@@ -137,7 +137,7 @@ class Preparation:
         record |= self._accounts(job, read, record)
         return record | {"digest": self.digest(job), "grid": {"spacing": self.rules.spacing, "size": self.rules.size}}
 
-    def roles(self, job: Job) -> Sequence[Series]:
+    def roles(self, job: StudyTask) -> Sequence[Series]:
         """The DICOM series of a study with their roles; none when it is no DICOM study."""
         read = _Read()
         self._series(job, read)
@@ -147,7 +147,7 @@ class Preparation:
         """Pseudonym of a file."""
         return study_key(f"file:{self._name(file)}", self.salt)
 
-    def digest(self, job: Job) -> str:
+    def digest(self, job: StudyTask) -> str:
         """SHA-256 of what a study's result depends on: its files' names, sizes, times and roles, settings, versions."""
         state = hashlib.sha256(self.settings.encode())
         gland = [Path(job.item["gland"])] if "gland" in job.item else []
@@ -158,7 +158,7 @@ class Preparation:
         state.update(os.fsencode(repr((sorted(columns.items()), job.item.get("crop_center_mm"), self._by_hand(job)))))
         return state.hexdigest()
 
-    def _load(self, job: Job, read: _Read) -> tuple[Images, Report]:
+    def _load(self, job: StudyTask, read: _Read) -> tuple[Images, Facts]:
         """The study's volumes, each on its own grid."""
         rules = self._series(job, read)
         if job.source.error:
@@ -171,7 +171,7 @@ class Preparation:
         read.used = frozenset(job.source.used)
         return found
 
-    def _series(self, job: Job, read: _Read) -> Sequence[dict[str, Any]]:
+    def _series(self, job: StudyTask, read: _Read) -> Sequence[dict[str, Any]]:
         """Fill in headers and series of a DICOM study; gives its rules."""
         if "dicom" not in job.source.item:
             return self.rules.series
@@ -182,7 +182,7 @@ class Preparation:
             read.series = group_series(read.dicom.files, read.dicom.headers, rules)
         return rules
 
-    def _by_hand(self, job: Job) -> dict[str, Sequence[int]]:
+    def _by_hand(self, job: StudyTask) -> dict[str, Sequence[int]]:
         names = [job.key, *job.source.names]
         return dict(next((self.rules.studies[name] for name in names if name in self.rules.studies), {}))
 
@@ -193,7 +193,7 @@ class Preparation:
         arrays = {name: sitk.GetArrayFromImage(image) for name, image in images.items()}
         write_bytes(part / "qc.jpg", study_strip(arrays, self.rules.spacing))
 
-    def _accounts(self, job: Job, read: _Read, record: dict[str, Any]) -> dict[str, Any]:
+    def _accounts(self, job: StudyTask, read: _Read, record: dict[str, Any]) -> dict[str, Any]:
         """Every file of the study, by key: used, ignored or failed, with the reason."""
         series = {frame.file: one for one in read.series for frame in one.frames}
         failed, ignored = dict(job.source.failed), dict(job.source.ignored)
@@ -244,7 +244,7 @@ def _geometry(images: Images) -> dict[str, Any]:
     return sizes | {f"{name}_spacing_mm": [round(v, 3) for v in images[name].GetSpacing()] for name in ("t2", "adc")}
 
 
-def _facts(report: Report) -> dict[str, Any]:
+def _facts(report: Facts) -> dict[str, Any]:
     """What the record says about a prepared study."""
     facts = {name: report.get(name) for name in _FACTS}
     facts["vendor"] = report.get("vendor", "")

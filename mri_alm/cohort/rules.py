@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,8 @@ from typing import Any
 
 from mri_alm.errors import InputError, StudyError
 from mri_alm.imaging.series import Series, load_rules
+
+logger = logging.getLogger("mri_alm")
 
 LAYOUTS = ("dicom", "table", "picai", "nnunet", "named")
 ROLES = ("t2", "dwi", "calculated", "adc")
@@ -29,7 +32,7 @@ _LABELS = {
     "study": ["study", "study_uid", "studyinstanceuid", "study_id", "folder", "path", "case", "exam"],
     "patient": ["patient", "patientid", "patient_id", "proxid", "pid"],
     "label": ["label", "dce_needed", "case_cspca", "target"],
-    "split": ["split"],
+    "side": ["side", "split"],
     "gland": ["gland"],
     "crop_center_mm": ["crop_center_mm"],
 }
@@ -40,17 +43,17 @@ class LabelRules:
     """Where a label table keeps what, and what its words mean; words may have ``*`` and are compared in lower case.
 
     Args:
-        columns: ``study``, ``patient``, ``label``, ``split``, ``gland``, ``crop_center_mm`` -> accepted column names.
+        columns: ``study``, ``patient``, ``label``, ``side``, ``gland``, ``crop_center_mm`` -> accepted column names.
         positive: Words of column label that mean 1.
         negative: Words that mean 0; an empty cell means no label unless ``""`` stands here.
-        splits: Words of column split -> ``train`` or ``test``.
+        sides: Words of column side -> ``train`` or ``test``.
         several: ``"refuse"`` rows of one study that disagree, or ``"any"``: positive when one of them is.
     """
 
     columns: Mapping[str, Sequence[str]] = field(default_factory=lambda: _LABELS)
     positive: Sequence[str] = ("1", "1.0", "yes", "true", "positive", "pos")
     negative: Sequence[str] = ("0", "0.0", "no", "false", "negative", "neg")
-    splits: Mapping[str, str] = field(default_factory=lambda: {"train": "train", "test": "test"})
+    sides: Mapping[str, str] = field(default_factory=lambda: {"train": "train", "test": "test"})
     several: str = "refuse"
 
 
@@ -141,12 +144,13 @@ def _rules(path: Path, given: dict[str, Any]) -> CohortRules:
     fields["studies"] = {tidy(name): roles for name, roles in given.get("studies", {}).items()}
     for roles in fields["studies"].values():
         _known(path, "role", roles, ROLES)
-    labels = dict(given.get("labels", {}))
+    labels = _renamed(path, given.get("labels", {}), {"splits": "sides"})
+    labels |= {"columns": _renamed(path, labels.get("columns", {}), {"split": "side"})}
     _known(path, "label field", labels, LabelRules.__dataclass_fields__)
     _known(path, "label column", labels.get("columns", {}), _LABELS)
     columns = {role: [name.lower() for name in names] for role, names in labels.pop("columns", {}).items()}
     _known(path, "choice of several", [labels.get("several", "refuse")], ["refuse", "any"])
-    _known(path, "side of a split", labels.get("splits", {}).values(), ["train", "test"])
+    _known(path, "side of a split", labels.get("sides", {}).values(), ["train", "test"])
     fields["labels"] = LabelRules(columns={**_LABELS, **columns}, **labels)
     for name, kind in (("spacing", float), ("size", int)):
         if name in given:
@@ -154,6 +158,14 @@ def _rules(path: Path, given: dict[str, Any]) -> CohortRules:
             if len(fields[name]) != 3 or min(fields[name]) <= 0:
                 raise InputError(f"{path}: {name} must be three numbers above 0, got {given[name]}.")
     return CohortRules(**fields)
+
+
+def _renamed(path: Path, given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Rules of before spell some names otherwise."""
+    for old, new in names.items():
+        if old in given:
+            logger.info("%s: %s is called %s now; it is understood.", path, old, new)
+    return {names.get(name, name): value for name, value in given.items()}
 
 
 def tidy(name: str) -> str:

@@ -13,13 +13,13 @@ from mri_alm.evaluation.data import (
     refuse_another_model,
 )
 from mri_alm.evaluation.performance import (
-    Comparison,
     Performance,
-    Step,
+    ScoreComparison,
     Subgroup,
-    compare,
+    ThresholdChoice,
+    compare_scores,
     group_columns,
-    measure,
+    performance_of,
     subgroups,
     trade_off,
 )
@@ -41,7 +41,7 @@ class TradeOff:
     key: str
     positives: int
     start: int
-    steps: tuple[Step, ...]
+    steps: tuple[ThresholdChoice, ...]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Evaluation:
 
     data: LabelledScores
     performances: dict[str, Performance]
-    comparisons: list[Comparison]
+    comparisons: list[ScoreComparison]
     groups: list[Subgroup]
     trade_offs: list[TradeOff]
     run: RunRecord | None
@@ -129,10 +129,10 @@ def evaluate(
     return Evaluation(
         data=data,
         performances={
-            model.name: measure(data.label, model.score, model.threshold, draws=draws, seed=seed)
+            model.name: performance_of(data.label, model.score, model.threshold, draws=draws, seed=seed)
             for model in data.models
         },
-        comparisons=compare(data, draws=draws, seed=seed),
+        comparisons=compare_scores(data, draws=draws, seed=seed),
         groups=groups,
         trade_offs=trade_offs,
         run=record,

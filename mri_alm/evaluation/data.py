@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from mri_alm.cohort.manifest import RENAMED_COLUMNS
 from mri_alm.errors import InputError
 from mri_alm.metrics.threshold import one_score_per_patient
 from mri_alm.runtime.files import sha256
@@ -79,7 +80,7 @@ def read_labelled_scores(
     """Read and match files of scores (as `scores.csv`) and a table of labels; nothing is dropped in silence.
 
     Left out, with the reason, are rows of the label table that were excluded, failed in preparation, have no label, or
-    belong to a training cohort (``split`` is ``train`` and no such study has a score), and studies that a file of
+    belong to a training cohort (``side`` is ``train`` and no such study has a score), and studies that a file of
     scores lists without a score.
 
     Args:
@@ -178,7 +179,7 @@ def refuse_another_model(path: Path, run: Path, checkpoints: Mapping[str, str]) 
 
 def _by_study(path: Path, required: Collection[str]) -> dict[str, Row]:
     """Rows of a CSV file by study, cells stripped."""
-    rows = read_table(path, required)
+    rows = read_table(path, required, renamed=RENAMED_COLUMNS)
     twice = [name or "without name" for name, n in Counter(row["study"] for row in rows).items() if n > 1 or not name]
     if twice:
         raise InputError(f"{path}: several rows, or no name, for {_named(twice)}. Keep one row of each.")
@@ -187,7 +188,7 @@ def _by_study(path: Path, required: Collection[str]) -> dict[str, Row]:
 
 def _left_out(truth: Mapping[str, Row], scored: set[str], exclude: Collection[str]) -> dict[str, str]:
     """Studies without a score that need none, with the reason."""
-    trains = {study for study, row in truth.items() if row.get("split") == "train"}
+    trains = {study for study, row in truth.items() if row.get("side") == "train"}
     found = {}
     for study, row in truth.items():
         if study in scored:
@@ -274,7 +275,7 @@ def _threshold(path: Path, rows: list[Row], score: NDArray[np.float64]) -> float
 
 def _notes(truth: Mapping[str, Row], studies: tuple[str, ...]) -> tuple[str, ...]:
     notes = []
-    if n := sum(truth[study].get("split") == "train" for study in studies):
+    if n := sum(truth[study].get("side") == "train" for study in studies):
         notes.append(
             f"{n} of {len(studies)} evaluated studies have split = train in the label table. If this model was trained "
             "on them, every figure here is worthless."

@@ -76,7 +76,7 @@ class Performance:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ScoreComparison:
     """Two models on the same studies; every difference is a - b.
 
     Attributes:
@@ -109,7 +109,7 @@ class Subgroup:
     note: str
 
 
-def measure(
+def performance_of(
     label: ArrayLike, score: ArrayLike, threshold: float | None = None, *, draws: int = 2000, seed: int = 0
 ) -> Performance:
     """Every figure of one score.
@@ -155,7 +155,7 @@ def measure(
     )
 
 
-def compare(data: LabelledScores, *, draws: int = 2000, seed: int = 0) -> list[Comparison]:
+def compare_scores(data: LabelledScores, *, draws: int = 2000, seed: int = 0) -> list[ScoreComparison]:
     """Every pair of models, the family of DeLong tests corrected by Holm."""
     named = _allowed(int(data.label.sum()))
 
@@ -174,7 +174,9 @@ def compare(data: LabelledScores, *, draws: int = 2000, seed: int = 0) -> list[C
         differences = {name: Estimate(*map(float, v)) for name, v in zip(named, values, strict=True)}
         found.append((a.name, b.name, test, note, differences))
     corrected = iter(holm([test.p_value for _, _, test, _, _ in found if test]))
-    return [Comparison(a, b, test, float(next(corrected)) if test else None, note, d) for a, b, test, note, d in found]
+    return [
+        ScoreComparison(a, b, test, float(next(corrected)) if test else None, note, d) for a, b, test, note, d in found
+    ]
 
 
 def group_columns(data: LabelledScores, wanted: Sequence[str] | None) -> list[str]:
@@ -216,7 +218,7 @@ def subgroups(data: LabelledScores, columns: Sequence[str], *, draws: int = 2000
                     model=model.name,
                     positives=positives,
                     negatives=negatives,
-                    performance=measure(label, model.score[rows], model.threshold, draws=draws, seed=seed)
+                    performance=performance_of(label, model.score[rows], model.threshold, draws=draws, seed=seed)
                     if whole
                     else None,
                     note=f"only {positives} positive{'s' * (positives != 1)}"
@@ -261,7 +263,7 @@ MOST_ALLOWED = 100  # nobody ships a threshold that misses more; keeps the page 
 
 
 @dataclass(frozen=True)
-class Step:
+class ThresholdChoice:
     """One setting of the slider.
 
     Attributes:
@@ -296,7 +298,7 @@ def trade_off(
     *,
     draws: int = 2000,
     seed: int = 0,
-) -> Iterator[Step]:
+) -> Iterator[ThresholdChoice]:
     """The steps from "examine everyone" over 0 to all but one (at most 100) false negatives.
 
     Args:
@@ -322,7 +324,7 @@ def trade_off(
         spared = share(int(below.sum()), below.size)
         if redrawn is not None and rank:
             spared = Estimate(spared.value, *map(float, redrawn[:, rank - 1]))
-        yield Step(
+        yield ThresholdChoice(
             allowed=rank - 1 if rank else None,
             threshold=threshold,
             missed=positive & below,

@@ -16,7 +16,7 @@ from plotly.offline import get_plotlyjs
 from mri_alm.evaluation.analysis import Evaluation, TradeOff
 from mri_alm.evaluation.figures import calibration_figure, decision_figure, roc_figure, score_figure, training_figures
 from mri_alm.evaluation.model_card import OPEN, checklist, model_card
-from mri_alm.evaluation.performance import Estimate, Performance, Step, finite
+from mri_alm.evaluation.performance import Estimate, Performance, ThresholdChoice, finite
 from mri_alm.evaluation.tables import (
     NONE,
     comparison_table,
@@ -56,7 +56,7 @@ _BASIS = {
 }
 
 
-def write_report(path: Path, evaluation: Evaluation) -> None:
+def write_html_report(path: Path, evaluation: Evaluation) -> None:
     """Write the report; the same evaluation gives the same bytes.
 
     Names of studies and models are escaped wherever they appear, so none can act as HTML or script.
@@ -166,7 +166,7 @@ def _embedded(evaluation: Evaluation) -> list[dict[str, Any]]:
     ]
 
 
-def _step(step: Step, evaluation: Evaluation) -> dict[str, Any]:
+def _step(step: ThresholdChoice, evaluation: Evaluation) -> dict[str, Any]:
     data = evaluation.data
     positives = int(data.label.sum())
     missed = [study for study, m in zip(data.studies, step.missed, strict=True) if m]
@@ -261,7 +261,7 @@ def write_evaluation(folder: Path, evaluation: Evaluation) -> None:
         tables.append(subgroup_table(evaluation.groups))
     for table in tables:
         write_table(folder / "tables", table)
-    write_report(folder / "report.html", evaluation)
+    write_html_report(folder / "report.html", evaluation)
 
 
 def to_json(evaluation: Evaluation) -> dict[str, Any]:

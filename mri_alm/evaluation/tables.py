@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from mri_alm.evaluation.data import LabelledScores, Model
-from mri_alm.evaluation.performance import PARTIAL_FROM, Comparison, Estimate, Performance, Step, Subgroup, finite
+from mri_alm.evaluation.performance import (
+    PARTIAL_FROM,
+    Estimate,
+    Performance,
+    ScoreComparison,
+    Subgroup,
+    ThresholdChoice,
+    finite,
+)
 from mri_alm.metrics.ranking import FALSE_NEGATIVES, TRUE_POSITIVE_RATES
 from mri_alm.runtime.files import write_bytes, write_json
 from mri_alm.runtime.tables import write_csv
@@ -120,7 +128,7 @@ def metrics_table(performances: Mapping[str, Performance]) -> Table:
     )
 
 
-def comparison_table(comparisons: Sequence[Comparison]) -> Table:
+def comparison_table(comparisons: Sequence[ScoreComparison]) -> Table:
     """A row per pair of models: differences a - b."""
     records, cells = [], []
     for c in comparisons:
@@ -177,7 +185,7 @@ def subgroup_table(groups: Sequence[Subgroup]) -> Table:
     )
 
 
-def trade_off_table(name: str, steps: Sequence[Step], caption: str) -> Table:
+def trade_off_table(name: str, steps: Sequence[ThresholdChoice], caption: str) -> Table:
     """A row per number of allowed false negatives."""
     records, cells = [], []
     for s in steps:

@@ -16,7 +16,7 @@ from mri_alm.imaging.choose_series import axial_t2, build_diffusion, chosen, dif
 from mri_alm.imaging.dicom_files import StudyFiles, find_studies, silence_readers
 from mri_alm.imaging.diffusion import adc_scale, fitted_adc
 from mri_alm.imaging.image_file import read_image
-from mri_alm.imaging.map_kind import check_maps, settle_nameless
+from mri_alm.imaging.map_kind import check_maps, infer_roles_from_voxels
 from mri_alm.imaging.registration import Registration, common_grid, mask_centre, register_rigid, resample
 from mri_alm.imaging.series import Series, group_series
 from mri_alm.imaging.volume import build_mean, build_volume, geometric_mean
@@ -32,7 +32,7 @@ _MODELS = (  # Siemens, GE, Philips, Toshiba and Canon, Hitachi, United Imaging,
 
 
 @dataclass
-class Study:
+class Exam:
     """One study ready to register, all images float32 in LPS millimetres.
 
     Args:
@@ -54,7 +54,7 @@ class Study:
     used: frozenset[Path] = frozenset()
 
 
-def read_study(files: StudyFiles, *, rules: Path | Sequence[dict[str, Any]] | None = None) -> Study:
+def read_study(files: StudyFiles, *, rules: Path | Sequence[dict[str, Any]] | None = None) -> Exam:
     """Choose and build the volumes of one study.
 
     T2: axial, in the diffusion's frame of reference, most slices, then the latest. Diffusion: the set of series on one
@@ -75,7 +75,7 @@ def read_study(files: StudyFiles, *, rules: Path | Sequence[dict[str, Any]] | No
     _refuse_empty(files)
     series = group_series(files.files, files.headers, rules)
     warnings = _header_warnings(files)
-    settle_nameless(series)
+    infer_roles_from_voxels(series)
     sets = diffusion_sets(series, warnings)
     planes = axial_t2(series, sets)
     t2_series, t2 = first_usable(planes, lambda one: build_volume(one.frames, series_name(one)), series_name, warnings)
@@ -90,7 +90,7 @@ def read_study(files: StudyFiles, *, rules: Path | Sequence[dict[str, Any]] | No
     used = frozenset(frame.file for one in (t2_series, *built.used) for frame in one.frames)
     info = _facts(files, t2_series, used) | built.info
     info |= {"t2": chosen(t2_series), "series": [chosen(one) for one in series]}
-    return Study(t2, built.adc, built.hbv, built.dwi, warnings + built.warnings, info, used)
+    return Exam(t2, built.adc, built.hbv, built.dwi, warnings + built.warnings, info, used)
 
 
 def read_series(folder: Path) -> dict[float | None, sitk.Image]:
@@ -169,12 +169,12 @@ def _facts(files: StudyFiles, t2: Series, used: frozenset[Path]) -> dict[str, An
 
 
 Images = dict[str, sitk.Image]
-Report = dict[str, Any]
+Facts = dict[str, Any]
 GLAND_MM = 64.0, 64.0, 48.0  # a large prostate; a zoomed field of view covers it, not the grid
 MIN_COVERAGE = 0.5  # of the gland's region, else the study is refused; of the grid, else it is warned of
 
 
-def load_images(item: Mapping[Any, Any]) -> tuple[Images, Report]:
+def load_images(item: Mapping[Any, Any]) -> tuple[Images, Facts]:
     """Read one exam; see :class:`mri_alm.bundle.LoadProstateStudyd` for what an item may hold.
 
     Returns:
@@ -189,20 +189,20 @@ def load_images(item: Mapping[Any, Any]) -> tuple[Images, Report]:
     return study_images(read_study(source if isinstance(source, StudyFiles) else _only_study(Path(source))))
 
 
-def study_images(study: Study) -> tuple[Images, Report]:
+def study_images(study: Exam) -> tuple[Images, Facts]:
     """The same of a DICOM study already read."""
     return {"t2": study.t2, "adc": study.adc, "hbv": study.hbv}, study.info | {"warnings": study.warnings}
 
 
 def onto_grid(
     images: Images,
-    report: Report,
+    report: Facts,
     *,
     spacing: tuple[float, float, float],
     size: tuple[int, int, int],
     register: bool = True,
     center_mm: tuple[float, float, float] | None = None,
-) -> tuple[Images, Report]:
+) -> tuple[Images, Facts]:
     """Register ADC to T2, and bring T2, ADC and high-b onto one grid in one interpolation each.
 
     Args:

@@ -21,7 +21,7 @@ from mri_alm.imaging.diffusion import adc_unit, fit_adc
 from mri_alm.imaging.series import Series
 from mri_alm.imaging.volume import build_mean
 
-FIELD_MM = 120.0  # about the centre; further out there is air, and the fat of the body wall
+KIND_FIELD_MM = 120.0  # about the centre; further out there is air, and the fat of the body wall
 WINDOW_MM = 6.0
 MIN_VOXELS = 5000  # a correlation over fewer is too uncertain; exams have 20,000 and more
 # Growth of the high-b image minus growth of the ADC map, see docs/ingest.md: 0.05 and more in 1,200 pairs of 100
@@ -117,7 +117,7 @@ def _field(image: sitk.Image) -> NDArray[np.float64]:
     rows, columns = (
         slice(max(n // 2 - half, 0), n // 2 + half)
         for n, half in zip(
-            volume.shape[1:], (round(FIELD_MM / 2 / mm) for mm in image.GetSpacing()[1::-1]), strict=True
+            volume.shape[1:], (round(KIND_FIELD_MM / 2 / mm) for mm in image.GetSpacing()[1::-1]), strict=True
         )
     )
     return np.nan_to_num(volume[:, rows, columns], posinf=0.0, neginf=0.0)
@@ -126,7 +126,7 @@ def _field(image: sitk.Image) -> NDArray[np.float64]:
 Build = Callable[[Series, float | None], sitk.Image | None]
 
 
-def settle_nameless(series: Sequence[Series]) -> None:
+def infer_roles_from_voxels(series: Sequence[Series]) -> None:
     """Find the ADC maps and the calculated images among the series of one study that have no description.
 
     Changes role and reason of a series where its content says so: to ``adc``, to ``calculated``, or to ``other`` for

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from mri_alm.errors import InputError, StudyError, itk_failed
 
-MAX_SHIFT_MM = 15.0
-MAX_ROTATION_DEG = 10.0
+MAX_ACCEPTED_SHIFT_MM = 15.0
+MAX_ACCEPTED_ROTATION_DEG = 10.0
 MIN_MI_GAIN = 0.02
 MIN_MI = 0.02  # nats; an ADC map of noise reaches 0.002 against a T2, real exams 0.2 and more
-FIELD_MM = 100.0  # the prostate and what moves with it; the body wall would pull the result
+REGISTRATION_FIELD_MM = 100.0  # the prostate and what moves with it; the body wall would pull the result
 MARGIN_MM = 25.0  # around the field in the moving image: the largest accepted shift and rotation at its rim
 IN_PLANE_MM = 2.0  # about the diffusion's own resolution: T2's finer detail has no counterpart to match
 BINS = 32
@@ -188,7 +188,7 @@ def _gate(found: sitk.Euler3DTransform, before: float, after: float) -> Registra
         reason = f"the images share no structure: mutual information {after:.4f}"
     elif after <= before * (1 + MIN_MI_GAIN):
         reason = f"no gain: mutual information {before:.3f} -> {after:.3f}"
-    elif shift > MAX_SHIFT_MM or angle > MAX_ROTATION_DEG:
+    elif shift > MAX_ACCEPTED_SHIFT_MM or angle > MAX_ACCEPTED_ROTATION_DEG:
         reason = f"implausible movement: {shift:.1f} mm, {angle:.1f} degrees"
     else:
         reason = f"mutual information {before:.3f} -> {after:.3f}"
@@ -236,7 +236,7 @@ def _field(t2: sitk.Image, in_plane_mm: float) -> sitk.Image:
     pixel = np.array(t2.GetSpacing()[:2])
     bins = np.maximum(1, np.round(in_plane_mm / pixel)).astype(int)
     available = np.array(t2.GetSize()[:2])
-    count = np.minimum(np.floor(FIELD_MM / (pixel * bins)), available // bins).astype(int) * bins
+    count = np.minimum(np.floor(REGISTRATION_FIELD_MM / (pixel * bins)), available // bins).astype(int) * bins
     first = (available - count) // 2
     size = [int(count[0]), int(count[1]), t2.GetSize()[2]]
     field = sitk.RegionOfInterest(sitk.Cast(t2, sitk.sitkFloat32), size, [int(first[0]), int(first[1]), 0])

@@ -103,7 +103,7 @@ def majority_vote(points: Sequence[OperatingPoint], score: ArrayLike) -> NDArray
     return np.asarray(2 * votes >= len(points))
 
 
-Source = Literal["calibration", "split", "pooled"]
+ScoreSource = Literal["calibration", "split", "pooled"]
 
 _BASIS: dict[str, str] = {
     "calibration": "exact: a separate calibration cohort, scored as new patients will be",
@@ -112,7 +112,9 @@ _BASIS: dict[str, str] = {
 }
 
 
-def fixed_fn_threshold(label: ArrayLike, score: ArrayLike, max_fn: int, *, source: Source = "pooled") -> OperatingPoint:
+def fixed_fn_threshold(
+    label: ArrayLike, score: ArrayLike, max_fn: int, *, source: ScoreSource = "pooled"
+) -> OperatingPoint:
     """The highest threshold that misses at most ``max_fn`` of the held-out positives: s_(max_fn + 1).
 
     It promises nothing for new patients by itself: read ``expected_miss_rate`` and ``miss_rate_upper_95``.
@@ -137,7 +139,7 @@ def fixed_fn_threshold(label: ArrayLike, score: ArrayLike, max_fn: int, *, sourc
 
 
 def neyman_pearson_threshold(
-    label: ArrayLike, score: ArrayLike, alpha: float, eps: float, *, source: Source = "pooled"
+    label: ArrayLike, score: ArrayLike, alpha: float, eps: float, *, source: ScoreSource = "pooled"
 ) -> OperatingPoint:
     """The highest threshold with P(miss rate > alpha) <= eps over the draw of the held-out positives.
 
@@ -158,7 +160,7 @@ def neyman_pearson_threshold(
 
 
 def mean_miss_rate_threshold(
-    label: ArrayLike, score: ArrayLike, alpha: float, *, source: Source = "pooled"
+    label: ArrayLike, score: ArrayLike, alpha: float, *, source: ScoreSource = "pooled"
 ) -> OperatingPoint:
     """The highest threshold whose **mean** miss rate over such cohorts is at most alpha (conformal risk control).
 
@@ -307,7 +309,7 @@ def future_false_negatives_cdf(x: int, n: int, rank: int, m: int) -> float:
     return float(betabinom.cdf(x, m, rank, n - rank + 1))
 
 
-def _operating_point(label: ArrayLike, score: ArrayLike, rank: int, rule: str, source: Source) -> OperatingPoint:
+def _operating_point(label: ArrayLike, score: ArrayLike, rank: int, rule: str, source: ScoreSource) -> OperatingPoint:
     """The operating point at s_(rank), with its rates."""
     if source not in _BASIS:
         raise InputError(f"Unknown source of scores {source!r}: use one of {', '.join(_BASIS)}.")

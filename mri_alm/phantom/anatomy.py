@@ -14,7 +14,7 @@ import SimpleITK as sitk  # noqa: N813
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from mri_alm.phantom.canvas import TISSUES, Array, Canvas, Lesion, Part, Vector
+from mri_alm.phantom.canvas import TISSUES, Array, Canvas, Ellipsoid, Lesion, Vector
 
 MIXTURE: tuple[tuple[str, int, int, float], ...] = (
     ("nothing", 0, 0, 0.22),
@@ -61,8 +61,8 @@ class Anatomy:
     bend: float
     transition_share: float
     peripheral_t2: float
-    pelvis: tuple[Part, ...]
-    nodules: tuple[Part, ...]
+    pelvis: tuple[Ellipsoid, ...]
+    nodules: tuple[Ellipsoid, ...]
     lesions: tuple[Lesion, ...]
     kind: str
     grades: tuple[int, int]
@@ -203,7 +203,7 @@ def _draw_site(rng: np.random.Generator, anatomy: Anatomy) -> Vector:
             return (float(place[0]), float(place[1]), float(place[2]))
 
 
-def _draw_pelvis(rng: np.random.Generator, radii: Vector) -> tuple[Part, ...]:
+def _draw_pelvis(rng: np.random.Generator, radii: Vector) -> tuple[Ellipsoid, ...]:
     a, b, c = radii
     wall, tube = rng.uniform(2.5, 4.0), rng.uniform((13, 10), (22, 17))
     bladder = rng.uniform((28, 20, 20), (40, 32, 28))
@@ -215,41 +215,41 @@ def _draw_pelvis(rng: np.random.Generator, radii: Vector) -> tuple[Part, ...]:
     for side in (-1, 1):
         flank = side * (a + float(rng.uniform(19, 23)))
         parts += [
-            Part("cortex", (flank + side * 31, -6, 6), (25, 34, 44)),
-            Part("marrow", (flank + side * 31, -6, 6), (23, 32, 42)),
-            Part("muscle", (flank + side * 2, 8, -4), (10, 56, 48), tilt=(side * 0.16, 0)),
-            Part("cortex", (side * 20, -b - 27, -0.6 * c), (17, 11, 18)),
-            Part("marrow", (side * 20, -b - 27, -0.6 * c), (15.5, 9.5, 16.5)),
-            Part("muscle", (side * 30, -b - 44, 8), (26, 7, 60)),
-            Part("muscle", (side * (0.95 * a + 7), 12, -0.9 * c), (3.5, 30, 1.2 * c), tilt=(side * -0.12, 0)),
-            Part("vesicle", (side * 15, 0.75 * b, c + 5), (15, 6, 7)),
+            Ellipsoid("cortex", (flank + side * 31, -6, 6), (25, 34, 44)),
+            Ellipsoid("marrow", (flank + side * 31, -6, 6), (23, 32, 42)),
+            Ellipsoid("muscle", (flank + side * 2, 8, -4), (10, 56, 48), tilt=(side * 0.16, 0)),
+            Ellipsoid("cortex", (side * 20, -b - 27, -0.6 * c), (17, 11, 18)),
+            Ellipsoid("marrow", (side * 20, -b - 27, -0.6 * c), (15.5, 9.5, 16.5)),
+            Ellipsoid("muscle", (side * 30, -b - 44, 8), (26, 7, 60)),
+            Ellipsoid("muscle", (side * (0.95 * a + 7), 12, -0.9 * c), (3.5, 30, 1.2 * c), tilt=(side * -0.12, 0)),
+            Ellipsoid("vesicle", (side * 15, 0.75 * b, c + 5), (15, 6, 7)),
         ]
     parts += [_draw_vessel(rng, radii) for _ in range(18)]
     grown = tuple(float(r + wall) for r in bladder)
     pipe = (float(tube[0]), float(tube[1]), 75.0)
     return (
         *parts,
-        Part("muscle", (0, -0.2 * b, -c - 9), (12, 11, 13)),
-        Part("wall", above, (grown[0], grown[1], grown[2])),
-        Part("urine", above, (float(bladder[0]), float(bladder[1]), float(bladder[2]))),
-        Part("wall", behind, (pipe[0] + wall, pipe[1] + wall, 78.0), tilt=(0, lean)),
-        Part(content, behind, pipe, tilt=(0, lean)),
+        Ellipsoid("muscle", (0, -0.2 * b, -c - 9), (12, 11, 13)),
+        Ellipsoid("wall", above, (grown[0], grown[1], grown[2])),
+        Ellipsoid("urine", above, (float(bladder[0]), float(bladder[1]), float(bladder[2]))),
+        Ellipsoid("wall", behind, (pipe[0] + wall, pipe[1] + wall, 78.0), tilt=(0, lean)),
+        Ellipsoid(content, behind, pipe, tilt=(0, lean)),
     )
 
 
-def _draw_vessel(rng: np.random.Generator, radii: Vector) -> Part:
+def _draw_vessel(rng: np.random.Generator, radii: Vector) -> Ellipsoid:
     """A vein in the fat close around the gland."""
     turn, away = rng.uniform(0, 2 * math.pi), rng.uniform(1.12, 1.4)
     a, b, c = radii
     centre = (a * away * math.cos(turn), b * (away + 0.05) * math.sin(turn), c * float(rng.uniform(-0.8, 0.9)))
     size = rng.uniform((1.2, 1.2, 4), (3.0, 2.5, 12))
     half = (float(size[0]), float(size[1]), float(size[2]))
-    return Part("vein", centre, half, tilt=(0, float(rng.uniform(-0.5, 0.5))))
+    return Ellipsoid("vein", centre, half, tilt=(0, float(rng.uniform(-0.5, 0.5))))
 
 
-def _draw_nodules(rng: np.random.Generator, radii: Vector) -> tuple[Part, ...]:
+def _draw_nodules(rng: np.random.Generator, radii: Vector) -> tuple[Ellipsoid, ...]:
     a, b, c = radii
-    nodules = [Part("stroma", (0, -0.86 * b, 0), (0.45 * a, 0.13 * b, 0.7 * c))]
+    nodules = [Ellipsoid("stroma", (0, -0.86 * b, 0), (0.45 * a, 0.13 * b, 0.7 * c))]
     for _ in range(int(rng.integers(3, 9))):
         side = 1 if rng.random() < 0.5 else -1
         place = rng.uniform((0.15, -0.65, -0.35), (0.45, 0.1, 0.55)) * radii
@@ -257,8 +257,11 @@ def _draw_nodules(rng: np.random.Generator, radii: Vector) -> tuple[Part, ...]:
         size = rng.uniform(0.09, 0.24) * a * np.exp(rng.normal(0, 0.15, 3))
         tissue = "stromal nodule" if rng.random() < 0.4 else "glandular nodule"
         half = (float(size[0]), float(size[1]), float(size[2]))
-        nodules += [Part("capsule", centre, (half[0] + 0.7, half[1] + 0.7, half[2] + 0.7)), Part(tissue, centre, half)]
-    return (*nodules, Part("glandular nodule", (0, -0.1 * b, 0.1 * c), (2.0, 2.5, 0.7 * c), tilt=(0, -0.2)))
+        nodules += [
+            Ellipsoid("capsule", centre, (half[0] + 0.7, half[1] + 0.7, half[2] + 0.7)),
+            Ellipsoid(tissue, centre, half),
+        ]
+    return (*nodules, Ellipsoid("glandular nodule", (0, -0.1 * b, 0.1 * c), (2.0, 2.5, 0.7 * c), tilt=(0, -0.2)))
 
 
 def draw_texture(rng: np.random.Generator) -> sitk.Image:

@@ -36,7 +36,7 @@ CANCER = {"t2": 65.0, "adc": 550.0}
 
 
 @dataclass(frozen=True)
-class Part:
+class Ellipsoid:
     """An ellipsoid of one tissue: centre and half-axes in mm from the gland's centre.
 
     ``tilt`` shears it: x moves by ``tilt[0]`` per mm of y, and y by ``tilt[1]`` per mm of z.
@@ -114,7 +114,7 @@ class Canvas:
         for name, array in self.maps.items():
             array[window] += share * (np.float32(values[name]) - array[window])
 
-    def ellipsoid(self, part: Part, ripple: float = 0.0) -> None:
+    def ellipsoid(self, part: Ellipsoid, ripple: float = 0.0) -> None:
         """Paint one part; ``ripple`` is how many mm the texture moves its surface."""
         reach = np.array(part.radii) + 1 + 3 * ripple
         reach[1] += abs(part.tilt[1]) * reach[2]
@@ -122,7 +122,7 @@ class Canvas:
         window = self.window(part.centre, reach)
         self.fill(window, self.level(window, part, ripple), TISSUES[part.tissue])
 
-    def level(self, window: tuple[slice, ...], part: Part, ripple: float = 0.0) -> Array:
+    def level(self, window: tuple[slice, ...], part: Ellipsoid, ripple: float = 0.0) -> Array:
         """About the signed distance in mm to a part's surface: negative inside, exact along the shortest half-axis."""
         shear = [[1, -part.tilt[0], part.tilt[0] * part.tilt[1]], [0, 1, -part.tilt[1]], [0, 0, 1]]
         x, y, z = self.coordinates(window, part.centre, np.array(shear) / np.array(part.radii)[:, None])
@@ -136,7 +136,7 @@ class Canvas:
     def lesion_share(self, lesion: Lesion) -> tuple[tuple[slice, ...], Array]:
         """A window around a lesion, and how much of each voxel it fills (0 to 1); its edge is uneven and 2 mm wide."""
         window = self.window(lesion.centre, np.array(lesion.radii) + 4)
-        level = self.level(window, Part("lesion", lesion.centre, lesion.radii), ripple=1.0)
+        level = self.level(window, Ellipsoid("lesion", lesion.centre, lesion.radii), ripple=1.0)
         return window, np.clip(np.float32(0.5) - np.float32(0.5) * level, 0, 1)
 
     def lesion(self, lesion: Lesion) -> None:

@@ -16,23 +16,23 @@ from mri_alm.errors import InputError
 from mri_alm.imaging.image_file import write_nifti
 from mri_alm.phantom.dicom import write_dicom_study
 from mri_alm.phantom.study import PhantomStudy, make_study
-from mri_alm.runtime.atomic import complete, private_files, sweep
+from mri_alm.runtime.atomic import private_files, sweep, write_atomically
 from mri_alm.runtime.files import read_json, write_json
-from mri_alm.runtime.locks import only_user
+from mri_alm.runtime.locks import exclusive_lock
 from mri_alm.runtime.tables import write_csv
 
 VERSION = 1
 """Raised when the same parameters would give other images."""
-IMAGES = ("t2", "adc", "hbv", "gland", "zones")
+WRITTEN_IMAGES = ("t2", "adc", "hbv", "gland", "zones")
 
 
 @dataclass(frozen=True)
-class Row:
+class PhantomRow:
     """One study of a cohort: its number, label and side."""
 
     index: int
     label: int
-    split: str
+    side: str
 
     @property
     def name(self) -> str:
@@ -72,13 +72,13 @@ def make_cohort(
     rows = plan_cohort(train, test, ratio, seed)
     parameters = {"version": VERSION, "train": train, "test": test, "ratio": ratio, "seed": seed, "form": form}
 
-    def make(row: Row) -> PhantomStudy:
+    def make(row: PhantomRow) -> PhantomStudy:
         return make_study(row.index, row.label, seed=seed)
 
     return write_cohort(folder, rows, make, parameters=parameters, progress=progress)
 
 
-def plan_cohort(train: int, test: int, ratio: int, seed: int) -> list[Row]:
+def plan_cohort(train: int, test: int, ratio: int, seed: int) -> list[PhantomRow]:
     """Number, label and side of every study, in a random order that depends on ``seed`` only.
 
     Raises:
@@ -87,20 +87,20 @@ def plan_cohort(train: int, test: int, ratio: int, seed: int) -> list[Row]:
     for name, value, least in (("train", train, 2), ("test", test, 2), ("ratio", ratio, 1), ("seed", seed, 0)):
         if value < least:
             raise InputError(f"A phantom cohort needs {name} >= {least}, not {value}.")
-    rows: list[Row] = []
+    rows: list[PhantomRow] = []
     rng = np.random.default_rng([seed, 0x5EED])
     for split, count in (("train", train), ("test", test)):
         positives = max(1, round(count / (ratio + 1)))
         labels = rng.permutation(np.arange(count) < positives)
-        rows += [Row(len(rows) + i, int(label), split) for i, label in enumerate(labels)]
+        rows += [PhantomRow(len(rows) + i, int(label), split) for i, label in enumerate(labels)]
     return rows
 
 
 @private_files()
 def write_cohort(
     folder: Path,
-    rows: list[Row],
-    make: Callable[[Row], PhantomStudy],
+    rows: list[PhantomRow],
+    make: Callable[[PhantomRow], PhantomStudy],
     *,
     parameters: dict[str, Any],
     progress: Callable[[int, int], None] | None = None,
@@ -117,13 +117,13 @@ def write_cohort(
     Raises:
         InputError: If ``folder`` holds a cohort made with other parameters.
     """
-    with only_user(folder / ".lock", wait=True):  # the splits of one run may all want it at once
+    with exclusive_lock(folder / ".lock", wait=True):  # the splits of one run may all want it at once
         _claim(folder, parameters)
         for part in (folder, folder / "studies", folder / "truth"):
             sweep(part)
         missing = [row for row in rows if not _is_complete(folder, row)]
 
-        def write(row: Row) -> None:
+        def write(row: PhantomRow) -> None:
             _write_study(folder, row, make(row), dicom=parameters["form"] == "dicom")
 
         with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
@@ -153,7 +153,7 @@ def _claim(folder: Path, parameters: dict[str, Any]) -> None:
     write_json(record, parameters)
 
 
-def _is_complete(folder: Path, row: Row) -> bool:
+def _is_complete(folder: Path, row: PhantomRow) -> bool:
     truth = folder / "truth" / f"{row.name}.json"
     if not truth.exists():
         return False
@@ -161,28 +161,28 @@ def _is_complete(folder: Path, row: Row) -> bool:
     return all((folder / "studies" / row.name / file).is_file() for file in files)
 
 
-def _write_study(folder: Path, row: Row, study: PhantomStudy, *, dicom: bool) -> None:
+def _write_study(folder: Path, row: PhantomRow, study: PhantomStudy, *, dicom: bool) -> None:
     place, truth = folder / "studies" / row.name, folder / "truth" / f"{row.name}.json"
     truth.unlink(missing_ok=True)
-    with complete(place) as temporary:
+    with write_atomically(place) as temporary:
         temporary.mkdir()
         if dicom:
             write_dicom_study(study, temporary)
         else:
-            for name in IMAGES:
+            for name in WRITTEN_IMAGES:
                 write_nifti(temporary / f"{name}.nii.gz", getattr(study, name))
         files = sorted(str(file.relative_to(temporary)) for file in temporary.rglob("*") if file.is_file())
-    write_json(truth, {**study.info, "split": row.split, "files": files})
+    write_json(truth, {**study.info, "side": row.side, "files": files})
 
 
-def _write_manifest(folder: Path, rows: list[Row], *, dicom: bool) -> Path:
+def _write_manifest(folder: Path, rows: list[PhantomRow], *, dicom: bool) -> Path:
     columns = ["dicom"] if dicom else ["t2", "adc", "hbv"]
     manifest = folder / "manifest.csv"
     rows_of_text = []
     for row in rows:
         place = f"studies/{row.name}"
         paths = [place] if dicom else [f"{place}/{name}.nii.gz" for name in columns]
-        known = {"study": row.name, "patient": row.name, "label": row.label, "split": row.split}
+        known = {"study": row.name, "patient": row.name, "label": row.label, "side": row.side}
         rows_of_text.append(known | dict(zip(columns, paths, strict=True)))
-    write_csv(manifest, ["study", "patient", "label", "split", *columns], rows_of_text)
+    write_csv(manifest, ["study", "patient", "label", "side", *columns], rows_of_text)
     return manifest

@@ -30,7 +30,7 @@ B_VALUES = ((0.0, 400.0, 800.0), (50.0, 400.0, 800.0))
 HIGH_B = 2000.0
 """The b-value, in s/mm2, of the calculated image."""
 T2_ECHO_MS, DWI_ECHO_MS = 100.0, 70.0
-MAX_SHIFT_MM = 6.0
+MAX_DRAWN_SHIFT_MM = 6.0
 OFF_CENTRE_MM = ((0.0, -1.5, 0.0), (3.5, 7.5, 5.5))
 """The gland's centre relative to that of T2's field of view: mean and standard deviation."""
 
@@ -83,7 +83,7 @@ def make_study(index: int, label: int, *, seed: int = 0, coarse: float = 1.0) ->
     off_centre = np.clip(rng.normal(size=3), -2.3, 2.3) * OFF_CENTRE_MM[1] + OFF_CENTRE_MM[0]
     centre = off_centre + _centre(t2_grid)
     direction = rng.normal(size=3)
-    shift = rng.uniform(0, MAX_SHIFT_MM) * direction / np.linalg.norm(direction)
+    shift = rng.uniform(0, MAX_DRAWN_SHIFT_MM) * direction / np.linalg.norm(direction)
     t2_canvas = Canvas(t2_grid, centre, ("density", "t2"))
     dwi_canvas = Canvas(dwi_grid, centre + shift, ("water", "t2", "adc"))
     zones = anatomy.paint(t2_canvas)

@@ -15,7 +15,7 @@ from mri_alm.errors import InputError
 
 
 @contextlib.contextmanager
-def complete(path: Path, *, previous: Path | None = None) -> Iterator[Path]:
+def write_atomically(path: Path, *, previous: Path | None = None) -> Iterator[Path]:
     """Give a name to write a file or a folder to; it takes its place when the block ends well, or leaves no trace.
 
     A crash at any moment leaves the old content or the new one, never a part; between the two renames that replace a
@@ -28,13 +28,13 @@ def complete(path: Path, *, previous: Path | None = None) -> Iterator[Path]:
     Raises:
         InputError: If the disk is full or the place cannot be written; nothing that stood there is lost.
     """
-    with told(path):
+    with explain_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".part-", dir=path.parent))
     part, replaced = scratch / path.name, scratch / ".replaced"
     try:
         yield part
-        with told(path):
+        with explain_os_errors(path):
             _flush(part)
             if part.is_dir() and path.is_dir():
                 path.replace(replaced)
@@ -49,7 +49,7 @@ def complete(path: Path, *, previous: Path | None = None) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def told(path: Path) -> Iterator[None]:
+def explain_os_errors(path: Path) -> Iterator[None]:
     """Turn the system's refusal to write a file into words.
 
     Raises:

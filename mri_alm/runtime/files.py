@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mri_alm.errors import InputError
-from mri_alm.runtime.atomic import complete, told
+from mri_alm.runtime.atomic import explain_os_errors, write_atomically
 
 IMAGE = re.compile(r"\.(nii|nii\.gz|mha|mhd|nrrd)$", re.IGNORECASE)  # a file of voxels, by its name
 
@@ -19,12 +19,12 @@ class DamagedFileError(InputError):
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file that is complete or absent, see :func:`complete`.
+    """Write a file that is complete or absent, see :func:`write_atomically`.
 
     Raises:
         InputError: If the disk is full or the place cannot be written; nothing that stood there is lost.
     """
-    with told(path), complete(path) as part:
+    with explain_os_errors(path), write_atomically(path) as part:
         part.write_bytes(content)
 
 

@@ -25,7 +25,7 @@ class InUseError(InputError):
 
 
 @contextlib.contextmanager
-def only_user(path: Path, *, wait: bool = False) -> Iterator[None]:
+def exclusive_lock(path: Path, *, wait: bool = False) -> Iterator[None]:
     """Hold a lock file; nothing of it stays, and a folder made for it alone goes too.
 
     It is ``flock``'s: ``kill -9`` and a power cut release it, so no lock is ever stale and none has to be deleted. A

@@ -6,17 +6,17 @@ import os
 import secrets
 from pathlib import Path
 
-from mri_alm.runtime.atomic import complete, told
-from mri_alm.runtime.locks import only_user
+from mri_alm.runtime.atomic import explain_os_errors, write_atomically
+from mri_alm.runtime.locks import exclusive_lock
 
 
 def secret_of(folder: Path) -> str:
     """A folder's secret for study keys (file ``salt``): made once, readable by its owner only."""
     path = folder / "salt"
     if not path.exists():
-        with only_user(folder / ".salt.lock", wait=True):
+        with exclusive_lock(folder / ".salt.lock", wait=True):
             if not path.exists():  # another process may just have made it
-                with told(path), complete(path) as part:
+                with explain_os_errors(path), write_atomically(path) as part:
                     part.write_bytes(secrets.token_hex(16).encode())
                     part.chmod(0o600)
     return path.read_text()

@@ -22,7 +22,7 @@ from mri_alm.runtime.atomic import private_files
 
 
 @functools.cache
-def end_with(driver: int) -> None:
+def exit_with_parent(driver: int) -> None:
     """End this worker when the driver ends, even by ``kill -9``: it would go on writing, without the driver's locks.
 
     A thread that looks, since Linux's PR_SET_PDEATHSIG goes by the thread that started the worker, not its process.
@@ -93,7 +93,7 @@ class LostTaskError(InputError):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TaskResult:
     """What became of one task.
 
     Attributes:
@@ -115,10 +115,10 @@ class Outcome:
         raise self.error from (RuntimeError(f"in a task:\n{self.trace}") if self.trace else None)
 
 
-Calls = Generator[tuple[int, Outcome], None, None]
+Calls = Generator[tuple[int, TaskResult], None, None]
 
 
-def run_tasks(function: Callable[[Any], Any], items: Iterable[Any], pool: Pool) -> Generator[Outcome, None, None]:
+def run_tasks(function: Callable[[Any], Any], items: Iterable[Any], pool: Pool) -> Generator[TaskResult, None, None]:
     """Apply a function to every item; outcomes come as they are ready, in any order, and none is lost by another's.
 
     Args:
@@ -163,18 +163,18 @@ class _Task:
     mask: str | None  # MRI_ALM_UMASK of the driver, which a worker of Ray does not see
     driver: int | None  # the process whose locks protect what the task writes, where it may be the worker's parent
 
-    def __call__(self, item: Any) -> Outcome:
+    def __call__(self, item: Any) -> TaskResult:
         if self.driver is not None and self.driver != os.getpid():
-            end_with(self.driver)
+            exit_with_parent(self.driver)
         os.environ.update({"MRI_ALM_UMASK": self.mask} if self.mask else {})
         try:
             self._enter()
             with private_files():  # a worker has an umask of its own
-                return Outcome(item, self.function(item))
+                return TaskResult(item, self.function(item))
         except (Exception, SystemExit) as error:  # a bundle config that refuses its input leaves
             if cause := find_cause(error, InputError):
-                return Outcome(item, error=_portable(cause))
-            return Outcome(item, error=_portable(error), trace=traceback.format_exc())
+                return TaskResult(item, error=_portable(cause))
+            return TaskResult(item, error=_portable(error), trace=traceback.format_exc())
 
     def _enter(self) -> None:
         """The driver's folder: a worker may be on another machine, or of an earlier start."""
@@ -199,15 +199,15 @@ def _portable(error: BaseException) -> Exception:
     return error
 
 
-def _lost(item: Any, pool: Pool) -> Outcome:
+def _lost(item: Any, pool: Pool) -> TaskResult:
     text = (
         f"Task {item}: its process died each time it was started ({pool.retries + 1} times): killed, or out of memory. "
         "Lower --workers or the memory of a task, then start the same command again: it goes on from what is finished."
     )
-    return Outcome(item, error=LostTaskError(text))
+    return TaskResult(item, error=LostTaskError(text))
 
 
-def _on_this_machine(task: _Task, items: list[Any], pool: Pool) -> Iterator[Outcome]:
+def _on_this_machine(task: _Task, items: list[Any], pool: Pool) -> Iterator[TaskResult]:
     from joblib import Parallel, delayed
     from joblib.externals.loky.process_executor import BrokenProcessPool
 
@@ -247,11 +247,11 @@ def _ended(calls: Calls) -> Iterator[Calls]:
             calls.close()
 
 
-def _numbered(task: _Task, number: int, item: Any) -> tuple[int, Outcome]:
+def _numbered(task: _Task, number: int, item: Any) -> tuple[int, TaskResult]:
     return number, task(item)
 
 
-def _on_ray(task: _Task, items: list[Any], pool: Pool) -> Iterator[Outcome]:
+def _on_ray(task: _Task, items: list[Any], pool: Pool) -> Iterator[TaskResult]:
     ray = _ray()
     cores = _cores_per_task(ray, pool)  # Ray bounds the threads by them
     remote = ray.remote(num_cpus=cores, num_gpus=pool.gpus, max_retries=pool.retries)(_call)
@@ -272,7 +272,7 @@ def _on_ray(task: _Task, items: list[Any], pool: Pool) -> Iterator[Outcome]:
         except ray.exceptions.RayError as error:
             lost = isinstance(error, tuple(getattr(ray.exceptions, name) for name in _LOST))
             logger.warning("Task %s %s: %s", item, "was lost" if lost else "failed", type(error).__name__)
-            outcome = _lost(item, pool) if lost else Outcome(item, error=error, trace=str(error))
+            outcome = _lost(item, pool) if lost else TaskResult(item, error=error, trace=str(error))
         yield outcome
 
 
@@ -289,7 +289,7 @@ def _cores_per_task(ray: Any, pool: Pool) -> int:
     return max(1, min(int(ray.cluster_resources().get("CPU", 1)) // pool.workers, max(fitting)))
 
 
-def _call(task: _Task, item: Any) -> tuple[Outcome, list[logging.LogRecord]]:
+def _call(task: _Task, item: Any) -> tuple[TaskResult, list[logging.LogRecord]]:
     """The outcome, and the warnings on the way: what a worker of Ray logs stays on its machine."""
     kept: SimpleQueue[logging.LogRecord] = SimpleQueue()
     handler = QueueHandler(kept)  # makes plain text of what a record holds

@@ -14,7 +14,7 @@ from monai.transforms import Compose
 from numpy.typing import NDArray
 from pydicom.dataset import Dataset
 
-from mri_alm.bundle.settings import LOCAL, PACKAGES
+from mri_alm.bundle.settings import PACKAGES, PRIVATE_SETTINGS
 from mri_alm.bundle.trained_run import SCORE_COLUMNS, TrainedRun, collect, score_rows
 from mri_alm.bundle.transforms import for_each_study
 from mri_alm.cohort.manifest import read_manifest
@@ -23,11 +23,11 @@ from mri_alm.evaluation.data import read_calibration, refuse_another_model
 from mri_alm.imaging.dicom_files import StudyFiles, find_studies
 from mri_alm.imaging.pictures import study_picture
 from mri_alm.metrics.threshold import OperatingPoint, certificate_in_words, neyman_pearson_threshold
-from mri_alm.runtime.atomic import private_files, told
+from mri_alm.runtime.atomic import explain_os_errors, private_files
 from mri_alm.runtime.files import sha256, write_bytes, write_json
 from mri_alm.runtime.progress import progress_bar
 from mri_alm.runtime.pseudonyms import secret_of, study_key
-from mri_alm.runtime.tables import read_csv, write_csv
+from mri_alm.runtime.tables import read_table, write_csv
 from mri_alm.scoring.explain import nearest_threshold, write_explanations
 from mri_alm.scoring.structured_report import check_highdicom, structured_report
 
@@ -43,7 +43,7 @@ class NewStudies:
         preprocessing: From the training run.
         salt: Secret that study keys of DICOM exams are derived with.
         threads: Exams prepared at once.
-        outside: Whether a manifest may name files outside its folder.
+        allow_outside_paths: Whether a manifest may name files outside its folder.
 
     Attributes:
         names: All exams, in the order of their keys (DICOM) or rows (manifest); not of their folders or of threads.
@@ -56,13 +56,15 @@ class NewStudies:
     """
 
     def __init__(
-        self, source: Path | str, preprocessing: Compose, *, salt: str, threads: int, outside: bool = False
+        self, source: Path | str, preprocessing: Compose, *, salt: str, threads: int, allow_outside_paths: bool = False
     ) -> None:
         source = Path(source)
         if source.is_dir():
             items, lost = _dicom_items(source, salt)
         elif source.suffix.lower() == ".csv":
-            items = [study.item() for study in read_manifest(source, labelled=False, outside=outside)]
+            items = [
+                study.item() for study in read_manifest(source, labelled=False, allow_outside_paths=allow_outside_paths)
+            ]
             lost = {}
         else:
             raise InputError(
@@ -108,7 +110,7 @@ def operating_point(
 def _training_exams(run: TrainedRun) -> list[dict[str, str]]:
     """Exams the run was trained with; an exported bundle does not name them, and that is said."""
     if (run.folder / "splits.csv").is_file():
-        return read_csv(run.folder / "splits.csv")
+        return read_table(run.folder / "splits.csv", ("study", "patient"))
     logger.warning(
         "Calibration: %s does not name its training exams; that yours are others is yours to know.", run.folder
     )
@@ -172,7 +174,7 @@ def write_scores(
             "study": name,
             "warnings": f"NOT SCORED ({error.code}): {error}",
         }
-    with told(output):  # digests of an earlier model must not stand beside these scores, whatever happens
+    with explain_os_errors(output):  # digests of an earlier model must not stand beside these scores, whatever happens
         (output / "report.json").unlink(missing_ok=True)
     write_csv(output / "scores.csv", SCORE_COLUMNS, [rows[name] for name in studies.names])
     with progress_bar("write", len(studies.prepared), "study") as bar:
@@ -227,7 +229,7 @@ def _record(run: TrainedRun, point: OperatingPoint) -> dict[str, Any]:
     return {
         "threshold": point.to_json(),
         "model": {
-            "settings": {name: value for name, value in run.settings.items() if name not in LOCAL},
+            "settings": {name: value for name, value in run.settings.items() if name not in PRIVATE_SETTINGS},
             "config_sha256": sha256(run.folder / "config.json"),
             "checkpoints_sha256": run.checkpoints,
         },

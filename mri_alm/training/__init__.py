@@ -5,7 +5,7 @@ from mri_alm.runtime.faces import faces
 __getattr__, __all__ = faces(
     __name__,
     {
-        "engine": ["EpochEnd", "EpochSeed", "IndexedTrainer", "Selection"],
+        "engine": ["EpochEnd", "EpochSeed", "IndexedTrainer", "CheckpointRule"],
         "run": ["phantom_cohort", "train_and_evaluate"],
     },
 )

@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from mri_alm.alm.lagrangian import AugmentedLagrangian
-from mri_alm.alm.processes import first_visits, gather, rank
+from mri_alm.alm.processes import first_visits, gather, process_rank
 from mri_alm.bundle.checkpoints import is_intact, load_tensors, save_tensors
 from mri_alm.errors import InputError, one_of
 from mri_alm.metrics.ranking import auc
-from mri_alm.runtime.atomic import told
+from mri_alm.runtime.atomic import explain_os_errors
 from mri_alm.runtime.files import DamagedFileError
 
 logger = logging.getLogger("mri_alm")
@@ -67,7 +67,7 @@ class EpochSeed:
         seed = self.seed + engine.state.epoch
         torch.manual_seed(seed)
         self.batches.set_epoch(engine.state.epoch)
-        self.dataset.transform.set_random_state(seed=seed + 1_000_003 * rank())
+        self.dataset.transform.set_random_state(seed=seed + 1_000_003 * process_rank())
 
 
 class Collected:
@@ -95,7 +95,7 @@ class Collected:
 
 
 @dataclass
-class Selection:
+class CheckpointRule:
     """Which epoch's weights are kept, and when there is no point in going on.
 
     Args:
@@ -149,7 +149,7 @@ class EpochEnd:
         optimizer: Its optimiser.
         objective: The loss, with multipliers and mu.
         validator: Evaluator that has just computed the selection's metric.
-        guard: Text that names cohort and split; a checkpoint with another guard is refused.
+        split_digest: Names cohort and split; a checkpoint with another one is refused.
         preset: Name of the preset, for the record.
         selection: Which epoch is kept.
     """
@@ -162,13 +162,13 @@ class EpochEnd:
         objective: AugmentedLagrangian,
         validator: SupervisedEvaluator,
         *,
-        guard: str,
+        split_digest: str,
         preset: str,
-        selection: Selection,
+        selection: CheckpointRule,
     ) -> None:
         self.folder = Path(folder)
         self.validator, self.selection = validator, selection
-        self.record = {"guard": guard, "preset": preset}
+        self.record = {"guard": split_digest, "preset": preset}
         self.seen = {"train": Collected(), "val": Collected()}
         self.parts: dict[str, Any] = {"model": network, "optimizer": optimizer, "objective": objective}
         self.history: list[dict[str, float]] = []
@@ -179,8 +179,8 @@ class EpochEnd:
             self.seen[name].attach(source)
         engine.add_event_handler(Events.EPOCH_COMPLETED, self)
         self._resume(engine)
-        if rank() == 0:
-            with told(self.folder):
+        if process_rank() == 0:
+            with explain_os_errors(self.folder):
                 self.writer = SummaryWriter(self.folder)
             engine.add_event_handler(Events.COMPLETED, lambda _: self.writer.close())
 
@@ -195,7 +195,7 @@ class EpochEnd:
             )
         self.history.append(report)
         better = self.selection.improves(report)
-        if rank() == 0:
+        if process_rank() == 0:
             self._write(engine, report, better)
         if self.selection.exhausted(engine.state.epoch):
             engine.terminate()
@@ -223,7 +223,7 @@ class EpochEnd:
         state = {name: part.state_dict() for name, part in self.parts.items()} | self.record
         state |= {"trainer": dict(engine.state_dict()), "best": self.selection.best, "history": self.history}
         save_tensors(self.folder / "last.pt", state, previous=self.folder / "previous.pt")
-        with told(self.folder):
+        with explain_os_errors(self.folder):
             for name, value in report.items():
                 self.writer.add_scalar(name, value, engine.state.epoch)
             self.writer.flush()
@@ -250,7 +250,7 @@ class EpochEnd:
             logger.warning("%s: training begins again.", self.folder)
 
     def _discard(self, *paths: Path) -> None:
-        if rank() == 0:  # a process that looks later decides the same without them
+        if process_rank() == 0:  # a process that looks later decides the same without them
             for path in paths:
                 path.unlink(missing_ok=True)
 

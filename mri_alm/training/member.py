@@ -12,7 +12,7 @@ from monai.data import DataLoader
 from monai.engines import SupervisedEvaluator
 from numpy.typing import NDArray
 
-from mri_alm.alm.processes import barrier, rank
+from mri_alm.alm.processes import barrier, process_rank
 from mri_alm.bundle.checkpoints import is_intact
 from mri_alm.bundle.config import member_parser
 from mri_alm.bundle.trained_run import collect, load_member
@@ -48,7 +48,7 @@ class SplitTraining:
         except DamagedFileError as error:
             logger.warning("%s It is made again from last.pt.", error)
             return False
-        if record.get("guard") != self.cohort.guard(split):
+        if record.get("guard") != self.cohort.split_digest(split):
             raise InputError(
                 f"{folder} was trained on other studies than the cohort gives it now. Restore the cohort, or give this "
                 "run another --run_dir."
@@ -84,7 +84,7 @@ class SplitTraining:
         if not end.finished(trainer):
             trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: progress(end.history))
             trainer.run()
-        if rank() == 0:
+        if process_rank() == 0:
             self._write(split, parser, end)
 
     def _write(self, split: int, parser: ConfigParser, end: Any) -> None:

@@ -14,24 +14,24 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from mri_alm.alm.processes import first_process_first, rank, world_size
-from mri_alm.bundle.config import claim, member_parser, refuse_other_settings, running_config, user_errors
+from mri_alm.alm.processes import first_process_first, process_rank, world_size
+from mri_alm.bundle.config import member_parser, refuse_other_settings, running_config, user_errors, write_run_config
 from mri_alm.bundle.trained_run import SCORE_COLUMNS, Ensemble, load_member, score_rows
 from mri_alm.bundle.transforms import for_each_study
 from mri_alm.cohort.manifest import Cohort
 from mri_alm.errors import InputError
 from mri_alm.evaluation.analysis import evaluate
-from mri_alm.evaluation.report import write_report
+from mri_alm.evaluation.report import write_html_report
 from mri_alm.imaging.pictures import study_thumbnail
 from mri_alm.metrics.ranking import FALSE_NEGATIVES, TRUE_POSITIVE_RATES, FprRule, auc, fpr_at_fn, fpr_at_tpr
 from mri_alm.metrics.threshold import certificate_in_words, fixed_fn_threshold, one_score_per_patient
 from mri_alm.phantom.cohort import make_cohort
 from mri_alm.runtime.atomic import private_files, sweep
 from mri_alm.runtime.files import sha256, write_json
-from mri_alm.runtime.locks import only_user
+from mri_alm.runtime.locks import exclusive_lock
 from mri_alm.runtime.progress import progress_bar
-from mri_alm.runtime.tables import read_csv, write_csv
-from mri_alm.runtime.tasks import Outcome, Pool, run_tasks
+from mri_alm.runtime.tables import read_table, write_csv
+from mri_alm.runtime.tasks import Pool, TaskResult, run_tasks
 from mri_alm.training.member import SplitTraining
 from mri_alm.training.tracking import MlflowRun, check_tracking, tracking
 
@@ -51,12 +51,12 @@ def train_and_evaluate(folder: str, *, threads: int, max_fn: int, fpr_rule: FprR
     """
     config = running_config()
     with user_errors(), logging_redirect_tqdm():
-        Job(config, Path(folder), threads=threads, max_fn=max_fn, fpr_rule=fpr_rule, pool=pool).run()
+        TrainingRun(config, Path(folder), threads=threads, max_fn=max_fn, fpr_rule=fpr_rule, pool=pool).run()
 
 
 def phantom_cohort(train: int, test: int) -> Path:
     """Manifest of the built-in cohort of that size, made under ``data/`` the first time."""
-    with first_process_first(), progress_bar("phantom", train + test, "study", shown=rank() == 0) as bar:
+    with first_process_first(), progress_bar("phantom", train + test, "study", shown=process_rank() == 0) as bar:
         return make_cohort(
             Path("data") / f"phantom_{train}_{test}",
             train=train,
@@ -65,7 +65,7 @@ def phantom_cohort(train: int, test: int) -> Path:
         )
 
 
-class Job:
+class TrainingRun:
     """One run folder; for the arguments see :func:`train_and_evaluate`.
 
     Args:
@@ -105,12 +105,12 @@ class Job:
         """All of it; the last lines say where everything lies. All processes train; the first one does the rest."""
         with contextlib.ExitStack() as held:
             with first_process_first():
-                if rank() == 0:
+                if process_rank() == 0:
                     for split in self._todo():  # other splits may be trained by other processes meanwhile
-                        held.enter_context(only_user(self.folder / f".split_{split}.lock"))
+                        held.enter_context(exclusive_lock(self.folder / f".split_{split}.lock"))
                         sweep(self.folder / f"split_{split}")
                     self._set_up()
-            if rank() > 0:
+            if process_rank() > 0:
                 self._train(None)
                 return
             tracker = held.enter_context(tracking(self.config, self.folder))
@@ -121,14 +121,14 @@ class Job:
                 if tracker:
                     tracker.wait()
                 return
-            with only_user(self.folder / ".lock", wait=True):
+            with exclusive_lock(self.folder / ".lock", wait=True):
                 self._ensemble()
             if tracker:
                 tracker.finish(self.config["splits"])
 
     def _todo(self) -> Sequence[int]:
         """The splits that this process trains."""
-        return range(self.config["splits"]) if self.config["split"] is None else [self.config["split"]]
+        return range(self.config["splits"]) if self.config["only_split"] is None else [self.config["only_split"]]
 
     def _set_up(self) -> None:
         logger.info("Held out: %s", certificate_in_words(len(self.held_out)))
@@ -136,10 +136,10 @@ class Job:
         for split in range(self.config["splits"]):
             self.splits.finished(split)  # a folder of another cohort is refused before anything is written
         self._prepare()  # before the claim: the way to leave out a study that fails is another setting
-        with only_user(self.folder / ".lock", wait=True):
+        with exclusive_lock(self.folder / ".lock", wait=True):
             sweep(self.folder)
             refuse_other_settings(self.folder, self.config)  # another process may have claimed it meanwhile
-            claim(self.folder, self.config)
+            write_run_config(self.folder, self.config)
             self._write_splits()
 
     def _write_splits(self) -> None:
@@ -172,7 +172,7 @@ class Job:
     def _train(self, tracker: MlflowRun | None) -> None:
         todo = self._todo()
         epochs = self.config["max_epochs"]
-        with progress_bar("train", len(todo) * epochs, "epoch", shown=rank() == 0) as bar:
+        with progress_bar("train", len(todo) * epochs, "epoch", shown=process_rank() == 0) as bar:
             if self.pool.workers > 1 or self.pool.backend != "loky":
                 self._train_as_tasks(todo, bar, tracker)
                 return
@@ -189,7 +189,7 @@ class Job:
                 self.splits(split, progress)
 
     def _train_as_tasks(self, todo: Sequence[int], bar: Any, tracker: MlflowRun | None) -> None:
-        failed: list[Outcome] = []
+        failed: list[TaskResult] = []
         for outcome in run_tasks(self.splits, todo, self.pool):
             bar.update(self.config["max_epochs"])
             if outcome.error:
@@ -231,7 +231,7 @@ class Job:
         """Labels and scores of the training patients, each exam scored by the members that were not trained on it."""
         logits: dict[str, list[float]] = {}
         for name in names:
-            for row in read_csv(self.folder / name / "validation.csv"):
+            for row in read_table(self.folder / name / "validation.csv", ("study", "logit")):
                 logits.setdefault(row["study"], []).append(float(row["logit"]))
         studies = [study for study in self.cohort.train if study.study in logits]
         means = np.array([np.mean(logits[study.study]) for study in studies])
@@ -314,4 +314,4 @@ def write_run_report(folder: Path, manifest: Path, prepared: Iterable[dict[str, 
     """
     pictures = {item["study"]: study_thumbnail(item["image"].numpy()) for item in prepared}
     evaluation = evaluate({folder.name: folder / "scores.csv"}, manifest, run=folder, pictures=lambda _: pictures)
-    write_report(folder / "report.html", evaluation)
+    write_html_report(folder / "report.html", evaluation)

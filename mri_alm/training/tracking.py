@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mri_alm.bundle.settings import FREE, LOCAL
+from mri_alm.bundle.settings import FREE_SETTINGS, PRIVATE_SETTINGS
 from mri_alm.errors import InputError
 from mri_alm.runtime.files import write_json
 
@@ -188,9 +188,9 @@ class MlflowRun:
         record = _read(self.folder / "config.json")
         known = self.client.get_run(self.parent).data.params
         for name, value in record["settings"].items():
-            if name in FREE and name not in LOCAL:
+            if name in FREE_SETTINGS and name not in PRIVATE_SETTINGS:
                 self.client.set_tag(self.parent, name, value)
-            elif name not in (*LOCAL, *known):
+            elif name not in (*PRIVATE_SETTINGS, *known):
                 self.client.log_param(self.parent, name, value)
         for name, value in record["versions"].items():
             self.client.set_tag(self.parent, f"version.{name}", value)

@@ -90,7 +90,7 @@ def test_one_step_moves_the_multipliers_of_its_own_samples_only() -> None:
 
 def test_official_head_counts_the_last_positive_only_and_moves_every_multiplier() -> None:
     choice = preset("official_head")
-    alm, logits, loss = worked_step(acting=choice.acting, score=choice.score)
+    alm, logits, loss = worked_step(constraints_in_gradient=choice.constraints_in_gradient, score=choice.score)
     assert loss.item() == pytest.approx(2321 / 4500, rel=1e-14)
     loss.backward()  # type: ignore[no-untyped-call]
     assert logits.grad is not None
@@ -166,8 +166,10 @@ def test_official_growth_ends_for_good_at_a_perfect_metric() -> None:
 def test_presets_differ_where_the_paper_and_the_code_do() -> None:
     paper, code, head = (preset(name) for name in ("paper", "official_2022", "official_head"))
     assert asdict(paper.schedule()) == asdict(MuSchedule())
-    assert {name for name in asdict(paper) if getattr(paper, name) == getattr(code, name)} == {"acting"}
-    assert asdict(head) == asdict(code) | {"acting": "last"}
+    assert {name for name in asdict(paper) if getattr(paper, name) == getattr(code, name)} == {
+        "constraints_in_gradient"
+    }
+    assert asdict(head) == asdict(code) | {"constraints_in_gradient": "last"}
     with pytest.raises(InputError, match='There is no preset "official"'):
         preset("official")
 
@@ -619,14 +621,20 @@ def test_state_of_another_cohort_is_refused() -> None:
         ({"delta": math.nan}, "delta must be 0 or more, got nan"),
         ({"score": "logits"}, 'score must be one of probability, logit, log_odds, got "logits"'),
         ({"normalisation": "sum"}, 'normalisation must be one of paper, mean, got "sum"'),
-        ({"acting": "first"}, 'acting must be one of all, last, got "first"'),
+        ({"constraints_in_gradient": "first"}, 'constraints_in_gradient must be one of all, last, got "first"'),
         ({"dual_update": "never"}, 'dual_update must be one of per_visit, per_epoch, got "never"'),
         ({"per": "sample"}, 'per must be one of positive, negative, pair, got "sample"'),
         ({"per": "pair", "critical": [1]}, 'Constraints per "pair" exist for two classes with one logit only'),
         ({"scale": 0.0}, "scale must be greater than 0, got 0.0"),
-        ({"bank": -1}, "bank must be 0 or more, and 0 unless constraints are binary per positive, got -1"),
-        ({"bank": 5, "per": "negative"}, "bank must be 0 or more, and 0 unless constraints are binary"),
-        ({"bank": 5, "critical": [1]}, "bank must be 0 or more, and 0 unless constraints are binary"),
+        (
+            {"negative_bank": -1},
+            "negative_bank must be 0 or more, and 0 unless constraints are binary per positive, got -1",
+        ),
+        (
+            {"negative_bank": 5, "per": "negative"},
+            "negative_bank must be 0 or more, and 0 unless constraints are binary",
+        ),
+        ({"negative_bank": 5, "critical": [1]}, "negative_bank must be 0 or more, and 0 unless constraints are binary"),
     ],
 )
 def test_arguments_out_of_range(options: dict[str, Any], message: str) -> None:

@@ -67,7 +67,7 @@ def test_the_shares_of_the_processes_make_up_every_batch(world: int, monkeypatch
     monkeypatch.setattr("mri_alm.alm.batches.world_size", lambda: world)
     shares = []
     for rank in range(world):
-        monkeypatch.setattr("mri_alm.alm.batches.rank", lambda rank=rank: rank)
+        monkeypatch.setattr("mri_alm.alm.batches.process_rank", lambda rank=rank: rank)
         shares.append(list(ProcessShare(batches)))
         assert len(ProcessShare(batches)) == 3
     for number, batch in enumerate(batches):
@@ -161,7 +161,9 @@ def test_a_bank_of_all_negatives_is_the_big_batch() -> None:
     logits = network()(x).detach().flatten()
     constraint = RankingConstraint(0.3)
     whole = constraint(logits, label)
-    alm = AugmentedLagrangian(BinaryCrossEntropy(), 40, mu=0.5, constraint=constraint, bank=int((label == 0).sum()))
+    alm = AugmentedLagrangian(
+        BinaryCrossEntropy(), 40, mu=0.5, constraint=constraint, negative_bank=int((label == 0).sum())
+    )
     order = torch.cat([index[label == 0], index[label == 1]])  # all negatives are in the bank when positives come
     for part in order.split(10):
         alm(logits[part].requires_grad_(), label[part], index[part])
@@ -171,7 +173,9 @@ def test_a_bank_of_all_negatives_is_the_big_batch() -> None:
 
 
 def test_the_bank_forgets_the_oldest_and_lends_no_gradient() -> None:
-    alm = AugmentedLagrangian(BinaryCrossEntropy(), 9, mu=1.0, constraint=RankingConstraint(1.0, score="logit"), bank=3)
+    alm = AugmentedLagrangian(
+        BinaryCrossEntropy(), 9, mu=1.0, constraint=RankingConstraint(1.0, score="logit"), negative_bank=3
+    )
     alm(torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor([0, 0]), torch.arange(2))
     alm(torch.tensor([3.0, 4.0], requires_grad=True), torch.tensor([0, 0]), torch.arange(2, 4))
     assert alm.negatives.tolist() == [2, 3, 4]
@@ -182,13 +186,13 @@ def test_the_bank_forgets_the_oldest_and_lends_no_gradient() -> None:
     loss.backward()
     alm.dual_step()
     assert alm.multipliers.tolist() == [0, 0, 0, 0, 4.5, 0, 0, 0, 0]
-    again = AugmentedLagrangian(BinaryCrossEntropy(), 9, bank=3)
+    again = AugmentedLagrangian(BinaryCrossEntropy(), 9, negative_bank=3)
     again.load_state_dict(alm.state_dict())
     assert again.negatives.tolist() == [3, 4, 0]
 
 
 def test_a_bank_makes_a_batch_without_negatives_active_and_moves_nothing_without_positives() -> None:
-    alm = AugmentedLagrangian(BinaryCrossEntropy(), 4, mu=1.0, bank=2)
+    alm = AugmentedLagrangian(BinaryCrossEntropy(), 4, mu=1.0, negative_bank=2)
     alm(torch.zeros(2, requires_grad=True), torch.tensor([0, 0]), torch.arange(2))
     alm.dual_step()
     assert alm.multipliers.count_nonzero() == 0

@@ -443,7 +443,7 @@ class CountedCohort:
 
 KNOBS = {
     "gamma": 1.5, "margin": 0.5, "positive_weight": 8.0, "beta": 0.99, "max_margin": 0.4, "ldam_scale": 20.0,
-    "split": 3, "max_fpr": 0.3, "log_offset": 1e-4, "normalise_weights": False, "cohort_data": CountedCohort(),
+    "only_split": 3, "max_fpr": 0.3, "log_offset": 1e-4, "normalise_weights": False, "cohort_data": CountedCohort(),
 }  # fmt: skip
 CONFIGURED = {
     "bce": BinaryCrossEntropy(),

@@ -14,7 +14,7 @@ from monai.bundle import ConfigWorkflow
 from small_cohort import SETTINGS, train
 from two_processes import CASES, steps
 
-from mri_alm.alm.processes import barrier, first_process_first, first_visits, gather, rank, world_size
+from mri_alm.alm.processes import barrier, first_process_first, first_visits, gather, process_rank, world_size
 from mri_alm.bundle.checkpoints import load_tensors
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
@@ -27,7 +27,7 @@ def run(*words: str) -> str:
 
 
 def test_one_process_is_the_first_of_one() -> None:
-    assert (rank(), world_size()) == (0, 1)
+    assert (process_rank(), world_size()) == (0, 1)
     barrier()
     with first_process_first():
         pass

@@ -161,9 +161,9 @@ def workflow_network(settings: dict[str, Any]) -> torch.nn.Module:
         ({"batch_size": -8}, "batch_size must be a whole number from 1 to 100000, got -8."),
         ({"threads": 0}, "threads must be a whole number from 1 to 1024, got 0."),
         ({"max_fn": -1}, "max_fn must be a whole number from 0 to 1000000, got -1."),
-        ({"split": 3}, "split must be a whole number below splits = 3, got 3."),
-        ({"split": -1}, "split must be a whole number below splits = 3, got -1."),
-        ({"split": False}, "split must be a whole number below splits = 3, got False."),
+        ({"only_split": 3}, "only_split must be a whole number below splits = 3, got 3."),
+        ({"only_split": -1}, "only_split must be a whole number below splits = 3, got -1."),
+        ({"only_split": False}, "only_split must be a whole number below splits = 3, got False."),
         ({"delta": -0.5}, "delta must be a number, 0 or more, got -0.5."),
         ({"delta": "half"}, "delta must be a number, 0 or more, got half."),
         ({"learning_rate": -1}, "learning_rate must be a number, 0 or more, got -1."),
@@ -199,7 +199,7 @@ def test_a_setting_that_cannot_be_meant_is_refused_at_once(
         ({"checkpoint_rule": "last"}, 'checkpoint_rule must be one of best, official, got "last"'),
         ({"patience": 0}, "patience must be 1 or more epochs, or None to train them all, got 0"),
         ({"positives_per_batch": 8}, "positives_per_batch must lie between 1 and 7, got 8"),
-        ({"constraint_per": "pair", "bank": 3}, "bank must be 0 or more, and 0 unless"),
+        ({"constraint_per": "pair", "negative_bank": 3}, "negative_bank must be 0 or more, and 0 unless"),
         ({"micro_batch": 0}, "micro_batch must be 1 or more exams, or None for the whole batch, got 0"),
         ({"features": []}, "Each path needs a channel and a stage: got"),
         ({"validation": 1.5}, "validation must lie between 0 and 1, got 1.5"),
@@ -221,7 +221,7 @@ def test_a_wrong_value_is_refused_before_the_run_folder_is_taken(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("words", [["--norm", "None"], ["--split", "1", "--norm=None"]])
+@pytest.mark.parametrize("words", [["--norm", "None"], ["--only_split", "1", "--norm=None"]])
 def test_a_bare_none_is_refused_as_monai_would_drop_it(words: list[str]) -> None:
     with pytest.raises(InputError, match=r"^MONAI ignores --norm None\. Write --norm '\$None' instead\.$"):
         check_words(["run", *words])
@@ -257,12 +257,12 @@ def test_every_loss_trains_an_epoch(manifest: Path, tmp_path: Path, loss: str) -
         {"score": "logit", "normalisation": "mean", "mu0": 0.1, "mu_cap": None},
         {"norm": ["instance", {"affine": True}], "dropout": 0.2, "batch_size": 7},
         {"bfloat16": True},
-        {"blank": ["t2"]},
+        {"zeroed_channels": ["t2"]},
         {"preset": "paper", "mu0": 1e-3},
         {"preset": "official_2022", "mu0": 1e-3, "loss": "s_fl"},
         {"preset": "official_head", "mu0": 1e-3, "loss": "cb_bce", "score": "probability"},
         {"ratio_cap": 0.5, "loss": "a_ml"},
-        {"dual_update": "per_epoch", "bank": 16, "positives_per_batch": 2, "micro_batch": 3, "patience": 1},
+        {"dual_update": "per_epoch", "negative_bank": 16, "positives_per_batch": 2, "micro_batch": 3, "patience": 1},
         {"constraint_per": "negative", "mu0": 1e-3},
         {"constraint_per": "pair", "mu0": 1e-3},
     ],
@@ -285,13 +285,17 @@ def test_a_preset_reaches_everything_it_names(manifest: Path, tmp_path: Path) ->
     parser = workflow(manifest, tmp_path, preset="official_head", loss="a_fl", mu_margin=0.1).parser
     objective = parser.get_parsed_content("objective_def")
     assert objective.schedule == replace(preset("official_head"), mu_margin=0.1).schedule()
-    assert (objective.constraint.score, objective.acting, objective.base.log_offset) == ("logit", "last", 1e-4)
+    assert (objective.constraint.score, objective.constraints_in_gradient, objective.base.log_offset) == (
+        "logit",
+        "last",
+        1e-4,
+    )
     assert parser.get_parsed_content("epoch_end").selection.rule == "official"
 
 
 def test_blanking_a_sequence_leaves_nothing_of_it(manifest: Path, tmp_path: Path) -> None:
     for name, channel in (("adc", 0), ("hbv", 1), ("t2", 2)):
-        item = workflow(manifest, tmp_path, blank=[name]).parser.get_parsed_content("prepared")[0]
+        item = workflow(manifest, tmp_path, zeroed_channels=[name]).parser.get_parsed_content("prepared")[0]
         zero = [item["image"][c].abs().max().item() == 0 for c in range(3)]
         assert zero == [c == channel for c in range(3)]
 

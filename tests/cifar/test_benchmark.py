@@ -13,11 +13,11 @@ from small_cifar import SETTINGS, write_cifar10
 
 import pipelines.benchmark as program
 from mri_alm.cifar.job import scores_to_keep
-from mri_alm.cifar.long_tail_report import figures, to_rows, write_multiclass_report
-from mri_alm.cifar.report import make_report, to_markdown, write_report
-from mri_alm.cifar.table import TABLES, Table, duration, read_results, train_missing
+from mri_alm.cifar.long_tail_report import to_rows, training_figures_of, write_multiclass_report
+from mri_alm.cifar.report import make_report, to_markdown, write_table_report
+from mri_alm.cifar.table import TABLES, BenchmarkTable, duration, read_results, train_missing
 from mri_alm.errors import InputError
-from mri_alm.runtime.locks import only_user
+from mri_alm.runtime.locks import exclusive_lock
 from mri_alm.runtime.tasks import Pool
 
 ALL = json.loads(TABLES.read_text())
@@ -40,7 +40,9 @@ def tables(tmp_path: Path) -> Path:
     return path
 
 
-def made_up(table: Table, results: Path, keys: list[str], splits: int) -> dict[tuple[str, int, int], dict[str, Any]]:
+def made_up(
+    table: BenchmarkTable, results: Path, keys: list[str], splits: int
+) -> dict[tuple[str, int, int], dict[str, Any]]:
     """Result files as trainings would write them, of scores drawn at random."""
     label = np.repeat([0, 1], 40)
     for job in table.trainings(keys, splits):
@@ -62,7 +64,7 @@ def made_up(table: Table, results: Path, keys: list[str], splits: int) -> dict[t
 
 @pytest.mark.parametrize("name", ALL["tables"])
 def test_every_row_of_every_table_is_a_method_with_all_its_numbers(name: str) -> None:
-    table = Table(TABLES, name, "paper")
+    table = BenchmarkTable(TABLES, name, "paper")
     columns = len(table.tpr) + 1 if table.tpr else 3
     for key in table.methods():
         method = table.method(key)
@@ -75,7 +77,7 @@ def test_every_row_of_every_table_is_a_method_with_all_its_numbers(name: str) ->
 def test_a_folder_s_name_is_no_expression(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """MONAI evaluates texts that begin with $ and replaces those that begin with @ or %."""
     monkeypatch.chdir(tmp_path)
-    table = Table(TABLES, "cifar10_binary_100", "quick")
+    table = BenchmarkTable(TABLES, "cifar10_binary_100", "quick")
     training = table.trainings(["bce"], 1)[0]
     code = "$__import__('pathlib').Path('ran').touch()"
     settings = table.overrides(training, Path(code), Path("@runs"))
@@ -92,17 +94,17 @@ def test_printed_numbers_are_those_of_the_latex_source() -> None:
         pytest.skip("the paper's LaTeX is not here")
     text = source.read_text().replace(r"\textbf{", "").replace(r"\underline{", "").replace("}", "")
     lines = [" ".join(line.split()) for line in text.splitlines()]
-    table = Table(TABLES, "cifar10_binary_100", "paper")
+    table = BenchmarkTable(TABLES, "cifar10_binary_100", "paper")
     for key in ("bce", "alm_bce", "mbauc", "alm_ldam"):
         method = table.method(key)
         start = f"{method.name} & " + " & ".join(f"{value:.1f}" for value in method.printed[:4])
         assert any(line.startswith(start) for line in lines)
-    long_tail = Table(TABLES, "cifar10_longtail_100", "paper").method("alm2_ldam")
+    long_tail = BenchmarkTable(TABLES, "cifar10_longtail_100", "paper").method("alm2_ldam")
     assert long_tail.printed == (24.76, 28.91, 73.32)
 
 
 def test_quick_is_smaller_and_says_by_what() -> None:
-    quick, paper = (Table(TABLES, "cifar10_binary_100", protocol) for protocol in ("quick", "paper"))
+    quick, paper = (BenchmarkTable(TABLES, "cifar10_binary_100", protocol) for protocol in ("quick", "paper"))
     assert quick.settings == {"width": 0.125, "max_epochs": 20, "ratio": 100}
     assert paper.settings == {"ratio": 100}
     assert (quick.splits, paper.splits) == (5, 10)
@@ -113,7 +115,7 @@ def test_quick_is_smaller_and_says_by_what() -> None:
 
 
 def test_settings_of_methods() -> None:
-    table = Table(TABLES, "cifar10_binary_100", "quick")
+    table = BenchmarkTable(TABLES, "cifar10_binary_100", "quick")
     assert table.method("a_fl").settings == {"loss": "a_fl", "gamma": 1.0, "mu0": 0}
     assert table.method("alm_a_fl").settings == {"loss": "a_fl", "gamma": 1.0, "mu0": "auto"}
     published = table.method("published_a_fl")
@@ -135,18 +137,18 @@ def test_settings_of_methods() -> None:
 )
 def test_unknown_methods_are_refused(key: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        Table(TABLES, "cifar10_binary_100", "quick").method(key)
+        BenchmarkTable(TABLES, "cifar10_binary_100", "quick").method(key)
 
 
 def test_unknown_tables_are_refused() -> None:
     with pytest.raises(InputError, match=r'^There is no table "x"\. Choose one of: cifar10_binary_100, '):
-        Table(TABLES, "x", "quick")
+        BenchmarkTable(TABLES, "x", "quick")
     with pytest.raises(InputError, match=r'^There is no protocol "x"\. Choose one of: paper, paper_bfloat16, quick\.$'):
-        Table(TABLES, "cifar10_binary_100", "x")
+        BenchmarkTable(TABLES, "cifar10_binary_100", "x")
 
 
 def test_the_plan_trains_the_baseline_twice_and_every_base_loss() -> None:
-    table = Table(TABLES, "cifar10_binary_100", "quick")
+    table = BenchmarkTable(TABLES, "cifar10_binary_100", "quick")
     plan = [(job.method.key, job.seed, job.split) for job in table.trainings(["alm_a_fl"], 2)]
     assert plan == [
         ("bce", 0, 0), ("bce", 0, 1), ("bce", 1, 0), ("bce", 1, 1),
@@ -161,7 +163,7 @@ def test_the_plan_trains_the_baseline_twice_and_every_base_loss() -> None:
 def test_missing_models_are_trained_and_only_those(
     tables: Path, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    table = Table(tables, "cifar10_binary_100", "tiny")
+    table = BenchmarkTable(tables, "cifar10_binary_100", "tiny")
     folders = {"data": data, "runs": tmp_path / "runs", "results": tmp_path / "results"}
     caplog.set_level(logging.INFO, "mri_alm.benchmark")
     assert train_missing(table, table.trainings(["alm_bce"], 1), **folders, pool=Pool()) == 3
@@ -180,11 +182,11 @@ def test_missing_models_are_trained_and_only_those(
 def test_processes_share_the_models_of_a_table(
     tables: Path, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    table = Table(tables, "cifar10_binary_100", "tiny")
+    table = BenchmarkTable(tables, "cifar10_binary_100", "tiny")
     plan = table.trainings(["bce"], 1)
     results = tmp_path / "results"
     train_here = partial(train_missing, table, plan, data=data, results=results, pool=Pool())
-    with only_user(table.result(results, plan[0]).with_suffix(".lock")):
+    with exclusive_lock(table.result(results, plan[0]).with_suffix(".lock")):
         assert train_here(runs=tmp_path / "runs") == 1
     assert "1 models were left to other processes" in caplog.text
     assert [table.result(results, job).exists() for job in plan] == [False, True]
@@ -217,7 +219,7 @@ def test_the_program_trains_and_prints_a_table(
 
 
 def test_a_report_has_ours_the_paper_s_the_difference_and_the_null(tmp_path: Path) -> None:
-    table = Table(TABLES, "cifar10_binary_100", "quick")
+    table = BenchmarkTable(TABLES, "cifar10_binary_100", "quick")
     results = made_up(table, tmp_path, ["alm_bce", "a_fl", "alm_a_fl", "mu1e-3_bce"], 3)
     report = make_report(table, results, ["bce", "alm_bce", "a_fl", "alm_a_fl", "mu1e-3_bce", "s_fl"], 3, draws=50)
     assert set(report.comparisons) == {"alm_bce", "a_fl", "alm_a_fl", "mu1e-3_bce", "null"}
@@ -242,7 +244,7 @@ def test_a_report_has_ours_the_paper_s_the_difference_and_the_null(tmp_path: Pat
 
 
 def test_a_table_of_single_models_says_so_and_has_no_deviations(tmp_path: Path) -> None:
-    table = Table(TABLES, "cifar10_binary_100", "quick")
+    table = BenchmarkTable(TABLES, "cifar10_binary_100", "quick")
     results = made_up(table, tmp_path, ["alm_bce"], 2)
     one, two = (to_markdown(make_report(table, results, ["bce", "alm_bce"], splits, draws=20)) for splits in (1, 2))
     assert "Single models, all numbers in percent" in one
@@ -252,9 +254,9 @@ def test_a_table_of_single_models_says_so_and_has_no_deviations(tmp_path: Path) 
 
 
 def test_a_report_is_written_as_text_table_and_picture(tmp_path: Path) -> None:
-    table = Table(TABLES, "cifar10_binary_100", "quick")
+    table = BenchmarkTable(TABLES, "cifar10_binary_100", "quick")
     results = made_up(table, tmp_path, ["alm_bce"], 2)
-    write_report(make_report(table, results, ["bce", "alm_bce"], 2, draws=20), tmp_path / "out")
+    write_table_report(make_report(table, results, ["bce", "alm_bce"], 2, draws=20), tmp_path / "out")
     assert (tmp_path / "out" / "figure.png").read_bytes().startswith(b"\x89PNG")
     header, bce, alm = (tmp_path / "out" / "table.csv").read_text().splitlines()
     assert header.startswith("method,name,models,mean_auc,sd_auc,auc,auc_low,auc_high,auc_paper,fpr_at_98,")
@@ -263,7 +265,7 @@ def test_a_report_is_written_as_text_table_and_picture(tmp_path: Path) -> None:
 
 
 def test_protocols_and_settings_are_not_mixed(tmp_path: Path) -> None:
-    table = Table(TABLES, "cifar10_binary_100", "quick")
+    table = BenchmarkTable(TABLES, "cifar10_binary_100", "quick")
     made_up(table, tmp_path, ["alm_bce"], 1)
     path = tmp_path / "cifar10_binary_100" / "quick" / "alm_bce" / "split_0.json"
     for change in ({"protocol": "paper"}, {"settings": {"mu0": 1}}):
@@ -275,7 +277,7 @@ def test_protocols_and_settings_are_not_mixed(tmp_path: Path) -> None:
 
 
 def test_a_table_without_its_baseline_is_refused(tmp_path: Path) -> None:
-    table = Table(TABLES, "cifar10_binary_100", "quick")
+    table = BenchmarkTable(TABLES, "cifar10_binary_100", "quick")
     with pytest.raises(InputError, match=r"^cifar10_binary_100: bce has 0 of 3 models\. Train it first\.$"):
         make_report(table, {}, ["bce"], 3)
 
@@ -293,7 +295,7 @@ def test_what_is_kept_of_the_logits_gives_the_figures_of_the_whole(critical: lis
     rng = np.random.default_rng(0)
     label = np.arange(200) % 5
     logits = rng.normal(size=(200, 5)) + 2 * np.eye(5)[label]
-    found = figures(scores_to_keep(logits, label, critical))
+    found = training_figures_of(scores_to_keep(logits, label, critical))
     right = logits.argmax(1) == label
     if len(critical) == 2:
         expected = [right[label == 4].mean(), right[label == 3].mean(), right[label < 3].mean()]
@@ -306,7 +308,7 @@ def test_what_is_kept_of_the_logits_gives_the_figures_of_the_whole(critical: lis
 
 
 def test_a_long_tailed_table(tmp_path: Path) -> None:
-    table = Table(TABLES, "cifar10_longtail_100", "quick")
+    table = BenchmarkTable(TABLES, "cifar10_longtail_100", "quick")
     label = np.arange(100) % 5
     results = {}
     for key, seed, strength in (("ce", 0, 1.0), ("ce", 1, 1.0), ("alm1_ce", 0, 3.0)):
@@ -316,7 +318,9 @@ def test_a_long_tailed_table(tmp_path: Path) -> None:
             results[key, seed, split] = {"test": scores_to_keep(logits, label, [4])}
     rows = to_rows(table, results, ["ce", "alm1_ce", "fl"], 3)
     assert [row["method"] for row in rows] == ["ce", "alm1_ce", "null"]
-    accuracy = [np.array([figures(results[k, 0, s]["test"])[2] for s in range(3)]) for k in ("ce", "alm1_ce")]
+    accuracy = [
+        np.array([training_figures_of(results[k, 0, s]["test"])[2] for s in range(3)]) for k in ("ce", "alm1_ce")
+    ]
     gain = accuracy[1] - accuracy[0]
     assert rows[1]["overall accuracy, difference"] == pytest.approx(gain.mean())
     ends = [rows[1][f"overall accuracy, difference{end}"] for end in (" low", " high")]
@@ -335,6 +339,6 @@ def test_a_long_tailed_table(tmp_path: Path) -> None:
 
 
 def test_a_long_tailed_table_without_its_baseline_is_refused() -> None:
-    table = Table(TABLES, "cifar10_longtail_100", "quick")
+    table = BenchmarkTable(TABLES, "cifar10_longtail_100", "quick")
     with pytest.raises(InputError, match=r"^cifar10_longtail_100: ce does not have all 3 models\. Train it first\.$"):
         to_rows(table, {}, ["ce"], 3)

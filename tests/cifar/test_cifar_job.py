@@ -89,13 +89,13 @@ def test_a_split_in_use_is_refused_and_another_is_not(data: Path, tmp_path: Path
         text = refusal(train, "cifar10_binary", data, tmp_path / "run", splits=2)
         assert f"run is in use by process {other.pid}" in text
         assert not (tmp_path / "run" / "split_0").exists()
-        train("cifar10_binary", data, tmp_path / "run", splits=2, split=0)
+        train("cifar10_binary", data, tmp_path / "run", splits=2, only_split=0)
     assert list((tmp_path / "run").glob(".split_0.lock")) == []
 
 
 def test_one_split_alone_is_the_split_of_the_whole_run(data: Path, tmp_path: Path) -> None:
     train("cifar10_binary", data, tmp_path / "a", splits=2)
-    workflow("cifar10_binary", data, tmp_path / "b", splits=5, split=1, max_epochs=1).run()
+    workflow("cifar10_binary", data, tmp_path / "b", splits=5, only_split=1, max_epochs=1).run()
     assert result(tmp_path / "a", 1)["test"] == result(tmp_path / "b", 1)["test"]
 
 

@@ -61,8 +61,8 @@ def test_a_super_class_against_a_class_of_another(hundred: Path) -> None:
 def test_draws_differ_between_splits_and_are_repeatable(ten: Path) -> None:
     first, again = binary_set(ten, "cifar10", **BINARY), binary_set(ten, "cifar10", **BINARY | {"splits": 1})
     other = binary_set(ten, "cifar10", **BINARY | {"seed": 1})
-    assert first.guard(0) == again.guard(0)
-    assert len({first.guard(0), first.guard(1), first.guard(2), other.guard(0)}) == 4
+    assert first.split_digest(0) == again.split_digest(0)
+    assert len({first.split_digest(0), first.split_digest(1), first.split_digest(2), other.split_digest(0)}) == 4
     critical = [set(first.rows("training", k)[first.label[first.rows("training", k)] == 1]) for k in (0, 1)]
     assert critical[0] != critical[1]
 
@@ -74,7 +74,9 @@ def test_the_guard_depends_on_the_pixels(ten: Path, tmp_path: Path) -> None:
     row = int(np.flatnonzero(rows[:, 0] == 9)[0])
     content[3073 * row + 5] ^= 1
     place.write_bytes(content)
-    assert binary_set(ten, "cifar10", **BINARY).guard(0) != binary_set(tmp_path, "cifar10", **BINARY).guard(0)
+    assert binary_set(ten, "cifar10", **BINARY).split_digest(0) != binary_set(
+        tmp_path, "cifar10", **BINARY
+    ).split_digest(0)
 
 
 def test_the_overlapping_rule_shares_one_validation_set_that_is_trained_on(ten: Path) -> None:
@@ -83,7 +85,7 @@ def test_the_overlapping_rule_shares_one_validation_set_that_is_trained_on(ten: 
     assert validation[0] == validation[1] == validation[2]
     assert images.counts(0) == (23, 4)  # int(0.9 * 26), and a fifth
     assert set(images.rows("training", 0)) & validation[0]
-    assert images.guard(0) != images.guard(1)
+    assert images.split_digest(0) != images.split_digest(1)
 
 
 def test_the_overlapping_rule_has_the_authors_counts(hundred: Path, tmp_path: Path) -> None:

@@ -5,7 +5,14 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import ttest_1samp
 
-from mri_alm.cifar.comparison import Trained, adjusted, compare, figures, hierarchical_interval, summarise
+from mri_alm.cifar.comparison import (
+    Trained,
+    adjusted,
+    auc_and_fprs,
+    compare_trainings,
+    hierarchical_interval,
+    summarise,
+)
 from mri_alm.errors import InputError
 from mri_alm.metrics.ranking import auc, fpr_at_tpr
 from mri_alm.metrics.uncertainty import bootstrap_interval, delong_test
@@ -31,7 +38,7 @@ def test_a_summary_is_what_the_metrics_say() -> None:
     assert found.deviation == pytest.approx(np.std(members, ddof=1))
     expected = [auc(LABEL, mean), fpr_at_tpr(LABEL, mean, 0.95), fpr_at_tpr(LABEL, mean, 0.9)]
     np.testing.assert_allclose(found.ensemble.value, expected)
-    interval = bootstrap_interval(figures(TPR), LABEL, mean, draws=200)
+    interval = bootstrap_interval(auc_and_fprs(TPR), LABEL, mean, draws=200)
     np.testing.assert_array_equal([found.ensemble.low, found.ensemble.high], interval)
 
 
@@ -41,9 +48,9 @@ def test_one_model_has_no_deviation() -> None:
 
 def test_a_comparison_is_of_the_means_over_seeds_and_delongs_of_the_first() -> None:
     method, baseline = trainings(1.5, 3, 1, 0), trainings(1.0, 3, 2, 1)
-    found = compare(LABEL, method, baseline, TPR, draws=50)
+    found = compare_trainings(LABEL, method, baseline, TPR, draws=50)
     ours, first, second = method.score[:, 0].mean(0), baseline.score[:, 0].mean(0), baseline.score[:, 1].mean(0)
-    metric = figures(TPR)
+    metric = auc_and_fprs(TPR)
     mean = (metric(LABEL, first) + metric(LABEL, second)) / 2
     np.testing.assert_allclose(found.difference.value, metric(LABEL, ours) - mean)
     np.testing.assert_allclose(found.against, mean)
@@ -57,7 +64,7 @@ def test_a_comparison_is_of_the_means_over_seeds_and_delongs_of_the_first() -> N
 @pytest.mark.parametrize("effect", [0.1, 0.3, 0.5, 1.0, 1.4, 2.0])
 def test_splits_to_settle_are_those_of_a_paired_t_test(effect: float) -> None:
     """Tried on 20,000 made-up studies of that many splits, and of one less."""
-    same = compare(LABEL, trainings(1.0, 3, 1, 0), trainings(1.0, 3, 1, 0), TPR, draws=2)
+    same = compare_trainings(LABEL, trainings(1.0, 3, 1, 0), trainings(1.0, 3, 1, 0), TPR, draws=2)
     splits = int(replace(same, gain=-effect, gain_deviation=1.0).splits_to_settle)
     rng = np.random.default_rng(0)
     found, less = (
@@ -70,7 +77,7 @@ def test_splits_to_settle_are_those_of_a_paired_t_test(effect: float) -> None:
 
 def test_a_method_against_itself_is_no_difference() -> None:
     trained = trainings(1.0, 3, 1, 0)
-    found = compare(LABEL, trained, trained, TPR, draws=50)
+    found = compare_trainings(LABEL, trained, trained, TPR, draws=50)
     for side in (found.difference.value, found.difference.low, found.difference.high):
         np.testing.assert_array_equal(side, 0)
     assert found.delong.p_value == 1
@@ -79,7 +86,7 @@ def test_a_method_against_itself_is_no_difference() -> None:
 
 def test_with_one_training_each_it_is_the_bootstrap_of_images() -> None:
     method, baseline = trainings(1.5, 1, 1, 0), trainings(1.0, 1, 1, 1)
-    metric = figures(())
+    metric = auc_and_fprs(())
     interval = hierarchical_interval(metric, LABEL, method, baseline, draws=4000)
 
     def difference(label: NDArray[np.generic], score: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -91,7 +98,7 @@ def test_with_one_training_each_it_is_the_bootstrap_of_images() -> None:
 
 def test_it_is_wider_than_the_bootstrap_of_images_when_trainings_vary() -> None:
     """Null: two sets of trainings of one method. Over repeats, intervals that count trainings hold zero about 95 %."""
-    metric, held, widths = figures(()), 0, []
+    metric, held, widths = auc_and_fprs(()), 0, []
     for repeat in range(40):
         method, baseline = trainings(1.0, 8, 1, 2 * repeat, 1.5), trainings(1.0, 8, 1, 2 * repeat + 1, 1.5)
         low, high = hierarchical_interval(metric, LABEL, method, baseline, draws=200)
@@ -108,26 +115,26 @@ def test_seeds_within_a_split_are_drawn_too() -> None:
     """A method whose second seed is far better: with it the interval must reach far above the first seed's gain."""
     baseline = trainings(0.5, 2, 1, 0)
     method = Trained(np.concatenate([baseline.score, baseline.score + 5 * LABEL], axis=1))
-    low, high = hierarchical_interval(figures(()), LABEL, method, baseline, draws=400)
+    low, high = hierarchical_interval(auc_and_fprs(()), LABEL, method, baseline, draws=400)
     assert low[0] <= 0
     assert high[0] > 0.2
 
 
 def test_the_draws_are_repeatable() -> None:
     pair = trainings(1.0, 3, 2, 0), trainings(1.0, 3, 1, 1)
-    first, again, other = (hierarchical_interval(figures(TPR), LABEL, *pair, draws=20, seed=s) for s in (0, 0, 1))
+    first, again, other = (hierarchical_interval(auc_and_fprs(TPR), LABEL, *pair, draws=20, seed=s) for s in (0, 0, 1))
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
 
 
 def test_unequal_splits_are_refused() -> None:
     with pytest.raises(InputError, match=r"^Compared methods need the same splits, found 3 and 2\.$"):
-        compare(LABEL, trainings(1.0, 3, 1, 0), trainings(1.0, 2, 1, 1), TPR)
+        compare_trainings(LABEL, trainings(1.0, 3, 1, 0), trainings(1.0, 2, 1, 1), TPR)
 
 
 def test_p_values_are_adjusted_over_the_family() -> None:
     baseline = trainings(1.0, 2, 1, 0)
-    family = {str(k): compare(LABEL, trainings(2.0, 2, 1, k), baseline, (), draws=5) for k in (1, 2, 3)}
+    family = {str(k): compare_trainings(LABEL, trainings(2.0, 2, 1, k), baseline, (), draws=5) for k in (1, 2, 3)}
     raw = {key: comparison.delong.p_value for key, comparison in family.items()}
     smallest = min(raw, key=lambda key: raw[key])
     assert adjusted(family)[smallest] == pytest.approx(3 * raw[smallest])

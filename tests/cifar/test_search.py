@@ -9,7 +9,7 @@ from small_cifar import SETTINGS, write_cifar10
 
 import pipelines.sweep as program
 from mri_alm.cifar.search import COMMON, DELTA, MU0, RHO, Search, points, write_tuned
-from mri_alm.cifar.table import TABLES, Table
+from mri_alm.cifar.table import TABLES, BenchmarkTable
 from mri_alm.errors import InputError
 from mri_alm.runtime.tasks import Pool
 
@@ -18,8 +18,8 @@ BEST = {"learning_rate": 1e-3, "weight_decay": 2e-4, "gamma": 2.0, "mu0": 1e-5, 
 
 
 @pytest.fixture
-def table() -> Table:
-    return Table(TABLES, "cifar10_binary_100", "quick")
+def table() -> BenchmarkTable:
+    return BenchmarkTable(TABLES, "cifar10_binary_100", "quick")
 
 
 class Toy:
@@ -36,11 +36,11 @@ class Toy:
         return 0.5 + 0.05 * sum(settings.get(name) == value for name, value in BEST.items()) + 0.001 * split
 
 
-def search(table: Table, toy: Toy, folder: Path, runs: int = 1) -> Search:
+def search(table: BenchmarkTable, toy: Toy, folder: Path, runs: int = 1) -> Search:
     return Search(table, toy, storage=f"sqlite:///{folder / 'search.db'}", runs=runs, pool=Pool())
 
 
-def test_stages_choose_the_best_and_keep_what_was_chosen(table: Table, tmp_path: Path) -> None:
+def test_stages_choose_the_best_and_keep_what_was_chosen(table: BenchmarkTable, tmp_path: Path) -> None:
     toy = Toy()
     found = search(table, toy, tmp_path)
     common = found.common()
@@ -58,7 +58,7 @@ def test_stages_choose_the_best_and_keep_what_was_chosen(table: Table, tmp_path:
     assert len(toy.asked) == points(table, ["alm_a_fl"])
 
 
-def test_a_loss_s_own_value_is_searched_once_for_all_its_methods(table: Table, tmp_path: Path) -> None:
+def test_a_loss_s_own_value_is_searched_once_for_all_its_methods(table: BenchmarkTable, tmp_path: Path) -> None:
     toy = Toy()
     found = search(table, toy, tmp_path)
     assert found.method("cb_bce", {}) == {"beta": 0.999}
@@ -68,13 +68,13 @@ def test_a_loss_s_own_value_is_searched_once_for_all_its_methods(table: Table, t
     assert found.method("bce", {}) == {}
 
 
-def test_weights_of_w_bce_are_thirds_of_the_class_ratio(table: Table, tmp_path: Path) -> None:
+def test_weights_of_w_bce_are_thirds_of_the_class_ratio(table: BenchmarkTable, tmp_path: Path) -> None:
     toy = Toy()
     search(table, toy, tmp_path).method("w_bce", {})
     assert sorted(s["positive_weight"] for s, _ in toy.asked) == [33.333, 66.667, 100.0]
 
 
-def test_a_search_that_is_cut_off_goes_on(table: Table, tmp_path: Path) -> None:
+def test_a_search_that_is_cut_off_goes_on(table: BenchmarkTable, tmp_path: Path) -> None:
     first = Toy(fail_after=4)
     with pytest.raises(KeyboardInterrupt, match="cut off"):
         search(table, first, tmp_path).common()
@@ -88,7 +88,7 @@ def test_a_search_that_is_cut_off_goes_on(table: Table, tmp_path: Path) -> None:
     assert third.asked == []
 
 
-def test_hopeless_points_are_pruned(table: Table, tmp_path: Path) -> None:
+def test_hopeless_points_are_pruned(table: BenchmarkTable, tmp_path: Path) -> None:
     toy = Toy()
     found = search(table, toy, tmp_path, runs=3).common()
     assert found == {"learning_rate": 1e-3, "weight_decay": 2e-4}
@@ -101,7 +101,7 @@ def metric(settings: Mapping[str, Any], split: int) -> float:
     return 0.5 + 0.05 * sum(settings.get(name) == value for name, value in BEST.items()) + 0.001 * split
 
 
-def test_trainings_side_by_side_choose_the_same(table: Table, tmp_path: Path) -> None:
+def test_trainings_side_by_side_choose_the_same(table: BenchmarkTable, tmp_path: Path) -> None:
     pool = Pool("loky", 2)
     found = Search(table, metric, storage=f"sqlite:///{tmp_path / 'search.db'}", runs=3, pool=pool)
     assert found.common() == {"learning_rate": 1e-3, "weight_decay": 2e-4}
@@ -114,7 +114,7 @@ def test_trainings_side_by_side_choose_the_same(table: Table, tmp_path: Path) ->
 
 
 def test_long_tails_keep_the_literature_s_common_settings(tmp_path: Path) -> None:
-    table = Table(TABLES, "cifar10_longtail_100", "quick")
+    table = BenchmarkTable(TABLES, "cifar10_longtail_100", "quick")
     toy = Toy()
     found = search(table, toy, tmp_path)
     assert found.common() == {}
@@ -123,20 +123,20 @@ def test_long_tails_keep_the_literature_s_common_settings(tmp_path: Path) -> Non
     assert all(s["kind"] == 2 for s, _ in toy.asked)
 
 
-def test_what_was_chosen_is_added_to_the_file_and_used_by_tables(table: Table, tmp_path: Path) -> None:
+def test_what_was_chosen_is_added_to_the_file_and_used_by_tables(table: BenchmarkTable, tmp_path: Path) -> None:
     path = tmp_path / "tuned.json"
     write_tuned(path, table, 3, {"alm_bce": {"mu0": 1e-4, "delta": 0.5}})
     write_tuned(path, table, 3, {"bce": {"learning_rate": 3e-3}})
     content = json.loads(path.read_text())["cifar10_binary_100"]["quick"]
     assert content == {"runs": 3, "methods": {"alm_bce": {"mu0": 1e-4, "delta": 0.5}, "bce": {"learning_rate": 3e-3}}}
-    tuned = Table(TABLES, "cifar10_binary_100", "quick", path)
+    tuned = BenchmarkTable(TABLES, "cifar10_binary_100", "quick", path)
     assert tuned.protocol == "quick_tuned"
     assert tuned.method("alm_bce").settings == {"loss": "bce", "mu0": 1e-4, "delta": 0.5}
     with pytest.raises(InputError, match=r'^There is no tuned protocol "paper"\. Choose one of: quick\.$'):
-        Table(TABLES, "cifar10_binary_100", "paper", path)
+        BenchmarkTable(TABLES, "cifar10_binary_100", "paper", path)
 
 
-def test_no_runs_are_refused(table: Table, tmp_path: Path) -> None:
+def test_no_runs_are_refused(table: BenchmarkTable, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^runs must be 1 or more trainings per point, got 0\.$"):
         search(table, Toy(), tmp_path, runs=0)
 

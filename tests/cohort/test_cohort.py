@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_cohort import COLUMNS, write_manifest
 
-from mri_alm.cohort.manifest import Cohort, Study, digest, read_manifest, stratified_splits
+from mri_alm.cohort.manifest import Cohort, ManifestRow, digest, read_manifest, stratified_splits
 from mri_alm.errors import InputError
 
 
@@ -24,9 +24,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def row(number: int, label: str = "0", split: str = "train", patient: str | None = None) -> list[str]:
+def row(number: int, label: str = "0", side: str = "train", patient: str | None = None) -> list[str]:
     name = f"S{number}"
-    return [name, patient or name, label, split, *(f"{number}_{column}.nii" for column in ("t2", "adc", "hbv"))]
+    return [name, patient or name, label, side, *(f"{number}_{column}.nii" for column in ("t2", "adc", "hbv"))]
 
 
 def write(folder: Path, rows: Sequence[Sequence[str]], columns: Sequence[str] = COLUMNS) -> Path:
@@ -35,7 +35,7 @@ def write(folder: Path, rows: Sequence[Sequence[str]], columns: Sequence[str] = 
 
 def test_reads_rows_in_order_with_paths_from_the_manifest_s_folder(folder: Path) -> None:
     studies = read_manifest(write(folder, [row(0, "1"), row(1, "0", "test", "P")]))
-    assert [(s.index, s.study, s.patient, s.label, s.split) for s in studies] == [
+    assert [(s.index, s.study, s.patient, s.label, s.side) for s in studies] == [
         (0, "S0", "S0", 1, "train"),
         (1, "S1", "P", 0, "test"),
     ]
@@ -52,13 +52,13 @@ def test_reads_rows_in_order_with_paths_from_the_manifest_s_folder(folder: Path)
     ],
 )
 def test_every_form_of_images(folder: Path, columns: list[str], cells: list[str]) -> None:
-    manifest = write(folder, [["S0", "S0", "1", "train", *cells]], ["study", "patient", "label", "split", *columns])
+    manifest = write(folder, [["S0", "S0", "1", "train", *cells]], ["study", "patient", "label", "side", *columns])
     filled = {c: folder / cell for c, cell in zip(columns, cells, strict=True) if cell}
     assert read_manifest(manifest)[0].images == filled
 
 
 def test_absolute_paths_spaces_a_byte_order_mark_and_unknown_columns(folder: Path) -> None:
-    text = f"study , patient,label,split,t2,dwi,note\nS0, P ,1 ,train,{folder}/0_t2.nii,0_dwi.nii,hello,more\n"
+    text = f"study , patient,label,side,t2,dwi,note\nS0, P ,1 ,train,{folder}/0_t2.nii,0_dwi.nii,hello,more\n"
     (folder / "m.csv").write_text(text.replace("study ", "study"), encoding="utf-8-sig")
     with pytest.raises(InputError, match="no column patient"):  # a header cell with a space is another column
         read_manifest(folder / "m.csv")
@@ -88,7 +88,7 @@ def test_an_excluded_row_may_be_wrong(folder: Path) -> None:
 def test_exams_to_score_need_no_label_patient_or_split(folder: Path) -> None:
     manifest = write(folder, [["S0", "0_t2.nii", "0_dwi.nii"]], ["study", "t2", "dwi"])
     (study,) = read_manifest(manifest, labelled=False)
-    assert (study.label, study.split, study.patient) == (None, "", "S0")
+    assert (study.label, study.side, study.patient) == (None, "", "S0")
     assert study.item()["label"] == 0.0
 
 
@@ -127,7 +127,7 @@ WRONG_ROWS = {
     "label": (["S1", "P", "2", "train"], 'row 3 (study S1) has label "2". Write 1 (DCE needed) or 0 (not needed).'),
     "no label": (["S1", "P", "", "train"], 'row 3 (study S1) has label "". Write 1'),
     "label 1.0": (["S1", "P", "1.0", "train"], 'row 3 (study S1) has label "1.0". Write 1'),
-    "split": (["S1", "P", "0", "validation"], 'row 3 (study S1) has split "validation". Write train or test.'),
+    "side": (["S1", "P", "0", "validation"], 'row 3 (study S1) has side "validation". Write train or test.'),
     "patient": (["S1", "", "0", "test"], "row 3 (study S1) has an empty column patient. Repeat the study's name"),
     "study": (["", "P", "0", "test"], "row 3 (study without name) has no usable name in column study"),
     "slash": (["../S1", "P", "0", "test"], "row 3 (study ../S1) has no usable name in column study"),
@@ -173,23 +173,34 @@ def test_no_manifest(tmp_path: Path) -> None:
 
 def test_missing_columns_are_named_beside_those_there_are(tmp_path: Path) -> None:
     (tmp_path / "m.csv").write_text("study;patient;label\n1;2;3\n")
-    message = "no column study, patient, label, split. Its columns are: study;patient;label."
+    message = "no column side. Its columns are: study, patient, label."
     with pytest.raises(InputError, match=re.escape(message)):
         read_manifest(tmp_path / "m.csv")
 
 
 def test_empty_files(tmp_path: Path) -> None:
     (tmp_path / "m.csv").write_text("")
-    with pytest.raises(InputError, match=re.escape("no column study, patient, label, split. Its columns are: none.")):
+    with pytest.raises(InputError, match=re.escape("no column study, patient, label, side. Its columns are: none.")):
         read_manifest(tmp_path / "m.csv")
-    with pytest.raises(InputError, match=r"has a header but no study\.$"):
+    with pytest.raises(InputError, match=r"has a header but no row below it\.$"):
         read_manifest(write(tmp_path, []))
 
 
-def test_other_encodings_are_refused(folder: Path) -> None:
-    (folder / "m.csv").write_bytes("study,patient,label,split\nmüller,1,0,train\n".encode("latin-1"))
-    with pytest.raises(InputError, match=r"is no CSV text in UTF-8 .*\. Save it as such\.$"):
+@pytest.mark.parametrize(("encoding", "separator"), [("cp1252", ","), ("utf-8-sig", ";"), ("utf-8", "\t")])
+def test_every_common_form_of_csv_is_read(folder: Path, encoding: str, separator: str) -> None:
+    lines = [["study", "patient", "label", "side", "t2", "adc", "hbv"], ["möller", "1", "0", "train", "a.nii"]]
+    (folder / "m.csv").write_bytes("\r\n".join(map(separator.join, lines)).encode(encoding))
+    with pytest.raises(InputError, match=r"row 2 \(study möller\) has no diffusion series"):
         read_manifest(folder / "m.csv")
+
+
+def test_the_old_name_of_column_side_is_understood(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    manifest = write(folder, [row(0)])
+    expected = read_manifest(manifest)
+    manifest.write_text(manifest.read_text().replace("side", "split", 1))
+    with caplog.at_level("INFO"):
+        assert read_manifest(manifest) == expected
+    assert "column split is called side now; it is understood" in caplog.text
 
 
 def test_exclude_of_an_unknown_study(folder: Path) -> None:
@@ -209,7 +220,7 @@ def test_two_studies_with_one_file(folder: Path) -> None:
 
 
 def test_a_patient_in_train_and_test(folder: Path) -> None:
-    manifest = write(folder, [row(0, patient="P"), row(1, split="test", patient="P")])
+    manifest = write(folder, [row(0, patient="P"), row(1, side="test", patient="P")])
     message = "patient P has studies in train and in test. Put all studies of a patient on one side."
     with pytest.raises(InputError, match=re.escape(message)):
         read_manifest(manifest)
@@ -234,10 +245,10 @@ def test_test_studies_of_one_label(folder: Path) -> None:
 # --- Splits ---------------------------------------------------------------------------------------------------------
 
 
-def studies_of(patients: Sequence[Sequence[int]]) -> list[Study]:
+def studies_of(patients: Sequence[Sequence[int]]) -> list[ManifestRow]:
     """Studies of patients, given the labels of each patient's; of one patient they do not stand side by side."""
     pairs = sorted((k, p, label) for p, labels in enumerate(patients) for k, label in enumerate(labels))
-    return [Study(i, f"S{i}", f"P{p}", label, "train", {}) for i, (_, p, label) in enumerate(pairs)]
+    return [ManifestRow(i, f"S{i}", f"P{p}", label, "train", {}) for i, (_, p, label) in enumerate(pairs)]
 
 
 patient = st.lists(st.integers(0, 1), min_size=1, max_size=3)
@@ -331,12 +342,12 @@ def test_size_covers_every_index_also_when_studies_are_left_out(folder: Path) ->
 
 
 def test_guard_is_of_one_split_its_labels_and_indices(cohort: Cohort, folder: Path) -> None:
-    guards = {cohort.guard(0), cohort.guard(1)}
+    guards = {cohort.split_digest(0), cohort.split_digest(1)}
     again = Cohort(cohort.manifest, splits=2, validation=0.5)
-    assert {again.guard(0), again.guard(1)} == guards
+    assert {again.split_digest(0), again.split_digest(1)} == guards
     rows = [row(0, "0"), row(1, "1"), row(2, "1"), row(3, "0")]
     other = Cohort(write(folder, rows), splits=2, validation=0.5)
-    assert not guards & {other.guard(0), other.guard(1)}
+    assert not guards & {other.split_digest(0), other.split_digest(1)}
 
 
 def touch_later(path: Path) -> None:
@@ -346,7 +357,7 @@ def touch_later(path: Path) -> None:
 
 def test_digest_changes_with_content_size_and_time(folder: Path) -> None:
     path = folder / "0_t2.nii"
-    study = Study(0, "S0", "S0", 0, "train", {"t2": path})
+    study = ManifestRow(0, "S0", "S0", 0, "train", {"t2": path})
     seen = [digest(study), digest(study)]
     assert seen[0] == seen[1]
     path.write_text("longer than before")
@@ -357,13 +368,13 @@ def test_digest_changes_with_content_size_and_time(folder: Path) -> None:
 
 
 def test_digest_sees_inside_folders_and_the_table_of_b_values(folder: Path) -> None:
-    inner = Study(0, "S0", "S0", 0, "train", {"dicom": folder / "0_dicom"})
+    inner = ManifestRow(0, "S0", "S0", 0, "train", {"dicom": folder / "0_dicom"})
     before = digest(inner)
     touch_later(folder / "0_dicom" / "1.dcm")
     assert digest(inner) != before
     (folder / "1.2.3.nii.gz").write_text("4D")
     table = folder / "1.2.3.bval"
-    dwi = Study(0, "S0", "S0", 0, "train", {"dwi": folder / "1.2.3.nii.gz"})
+    dwi = ManifestRow(0, "S0", "S0", 0, "train", {"dwi": folder / "1.2.3.nii.gz"})
     before = digest(dwi)
     table.write_text("0 800")
     with_table = digest(dwi)
@@ -378,5 +389,5 @@ def test_digest_does_not_depend_on_where_the_cohort_lies(tmp_path: Path) -> None
         file = tmp_path / name / "t2.nii"
         file.write_text("same")
         os.utime(file, ns=(1, 1))
-        digests.add(digest(Study(0, "S0", "S0", 0, "train", {"t2": file})))
+        digests.add(digest(ManifestRow(0, "S0", "S0", 0, "train", {"t2": file})))
     assert len(digests) == 1

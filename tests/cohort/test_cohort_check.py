@@ -8,7 +8,7 @@ import pytest
 from programs import load_program
 
 from mri_alm.cohort.overview import check_cohort
-from mri_alm.cohort.prepare_cohort import COLUMNS
+from mri_alm.cohort.prepare_cohort import MANIFEST_COLUMNS
 from mri_alm.errors import InputError
 from mri_alm.runtime.files import write_json
 from mri_alm.runtime.tables import write_csv
@@ -18,9 +18,9 @@ def cohort(folder: Path, *changes: dict[str, Any], count: int = 12) -> Path:
     """A sound cohort of ``count`` studies; the changes apply to the first ones."""
     rows = []
     for number in range(count):
-        row = dict.fromkeys(COLUMNS, "") | {
+        row = dict.fromkeys(MANIFEST_COLUMNS, "") | {
             "study": f"s{number:02d}", "patient": f"p{number}", "status": "ok", "label": number % 2,
-            "split": "test" if number % 3 == 0 else "train", "vendor": "siemens" if number % 4 else "ge",
+            "side": "test" if number % 3 == 0 else "train", "vendor": "siemens" if number % 4 else "ge",
             "model": "Skyra", "field_strength": 3.0, "t2_spacing_mm": "0.5 0.5 3", "t2_size": "384 384 20",
             "adc_spacing_mm": "2 2 3", "shift_mm": 1.0 + 0.1 * (number % 5), "coverage": 0.7, "content": f"c{number}",
         }  # fmt: skip
@@ -28,7 +28,7 @@ def cohort(folder: Path, *changes: dict[str, Any], count: int = 12) -> Path:
         content = row.pop("content")
         write_json(folder / row["study"] / "study.json", {"content": {"t2": content, "adc": f"adc{number}"}})
         rows.append(row)
-    write_csv(folder / "manifest.csv", COLUMNS, rows)
+    write_csv(folder / "manifest.csv", MANIFEST_COLUMNS, rows)
     return folder
 
 
@@ -37,10 +37,10 @@ def test_a_sound_cohort(tmp_path: Path) -> None:
     assert safe
     assert text.splitlines()[0] == "12 studies of 12 patients, 12 usable"
     assert "No problem found." in text
-    table = [line.split() for line in text.splitlines() if line.startswith(("split", "scanner"))]
+    table = [line.split() for line in text.splitlines() if line.startswith(("side", "scanner"))]
     assert table == [
-        ["split", "test", "4", "2", "2", "0", "0"],
-        ["split", "train", "8", "4", "4", "0", "0"],
+        ["side", "test", "4", "2", "2", "0", "0"],
+        ["side", "train", "8", "4", "4", "0", "0"],
         ["scanner", "ge", "Skyra", "3.0", "T", "3", "0", "3", "0", "0"],
         ["scanner", "siemens", "Skyra", "3.0", "T", "9", "6", "3", "0", "0"],
     ]
@@ -68,7 +68,7 @@ def test_the_exit_status_without_a_cohort(tmp_path: Path, capsys: pytest.Capture
     [
         ([{}, {"patient": "p0"}], "leak: patient p0 is in test (s00) and in train (s01)"),
         ([{}, {"content": "c0"}], "copy: s00, s01 have the same t2"),
-        ([{"label": "", "split": ""}], "no label: 1 studies (s00)"),
+        ([{"label": "", "side": ""}], "no label: 1 studies (s00)"),
         ([{}, {}, {}, {"label": 0}, {}, {}, {}, {}, {}, {"label": 0}], "one class: every study of test has label 0"),
     ],
 )
@@ -133,7 +133,7 @@ def test_no_cohort(tmp_path: Path) -> None:
 
 
 def test_no_label_anywhere(tmp_path: Path) -> None:
-    changes = [{"label": "", "split": ""}] * 12
+    changes = [{"label": "", "side": ""}] * 12
     text, safe = check_cohort(cohort(tmp_path, *changes))
     assert not safe
     assert "no label: 12 studies (s00, s01, s02, s03, s04 ...)" in text

@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mri_alm.cohort.labels import Label, match_labels, patient_of, read_labels
-from mri_alm.cohort.layouts import Source
+from mri_alm.cohort.layouts import StudySource
 from mri_alm.cohort.rules import CohortRules, LabelRules, load_cohort_rules, tidy
 from mri_alm.errors import InputError
-from mri_alm.runtime.tables import read_label_table as read_table
+from mri_alm.runtime.tables import read_table
 
 
-def source(number: int, patient: str = "", folder: str = "") -> Source:
+def source(number: int, patient: str = "", folder: str = "") -> StudySource:
     place = folder or f"pat{number}/exam"
     parts = [tidy(str(part)) for part in (Path(place), *Path(place).parents) if part.parts]
     names = [f"1.2.{number}", *parts, *(Path(part).name for part in parts)]
     owner = patient or f"ID{number}"
-    return Source(f"1.2.{number}", owner, names, [tidy(owner), *names[1:]])
+    return StudySource(f"1.2.{number}", owner, names, [tidy(owner), *names[1:]])
 
 
 def read(folder: Path, text: str, rules: LabelRules | None = None) -> list[Label]:
@@ -66,7 +66,7 @@ def test_tables_that_could_be_read_two_ways_are_refused(tmp_path: Path, text: st
 def test_a_table_saved_by_an_old_spreadsheet(tmp_path: Path) -> None:
     path = tmp_path / "labels.csv"
     path.write_bytes("study;label;größe\r\nMüller;1;5\r\n\r\n".encode("cp1252"))
-    assert read_table(path) == [{"study": "Müller", "label": "1", "größe": "5"}]
+    assert read_table(path, as_numbered=True) == [{"study": "Müller", "label": "1", "größe": "5"}]
 
 
 def test_a_patient_s_number_in_the_header_wins_over_a_folder_of_that_name() -> None:
@@ -134,7 +134,7 @@ def test_words_and_patterns_of_the_rules(tmp_path: Path) -> None:
     labels = {"positive": ["*tumor*"], "negative": [""], "splits": {"validation": "train", "holdout": "test"}}
     rules = load_cohort_rules(write_text(tmp_path / "r.json", {"labels": labels})).labels
     found = read(tmp_path, "study,label,split\na,x/TUMOR.nii,Validation\nb,,holdout\n", rules)
-    assert [(one.label, one.split) for one in found] == [(1, "train"), (0, "test")]
+    assert [(one.label, one.side) for one in found] == [(1, "train"), (0, "test")]
 
 
 def test_an_empty_label_is_no_label(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_drawn_split_is_by_patients_and_stratified(owners: list[int], positive
     labels = [Label([i], f"1.2.{i}", "", int(owner in positive), "") for i, owner in enumerate(owners)]
     found = match_labels(sources, labels, seed=seed)
     assert found.split_made
-    sides = {owner: {s.split for s, o in zip(sources, owners, strict=True) if o == owner} for owner in set(owners)}
+    sides = {owner: {s.side for s, o in zip(sources, owners, strict=True) if o == owner} for owner in set(owners)}
     assert all(side in ({"train"}, {"test"}) for side in sides.values())
     test = [owner for owner, side in sides.items() if side == {"test"}]
     assert len(test) == 3
@@ -169,10 +169,10 @@ def test_a_drawn_split_is_by_patients_and_stratified(owners: list[int], positive
 
 def test_a_split_that_is_given_is_kept() -> None:
     sources = [source(1), source(2)]
-    sources[0].split = "test"
+    sources[0].side = "test"
     found = match_labels(sources, [Label([2], "pat1", "", 1, ""), Label([3], "pat2", "", 0, "")])
     assert not found.split_made
-    assert [one.split for one in sources] == ["test", ""]
+    assert [one.side for one in sources] == ["test", ""]
 
 
 def test_too_few_patients_for_a_test_side_is_said() -> None:

@@ -11,12 +11,12 @@ import SimpleITK as sitk  # noqa: N813
 from exams import GRID, SHAPE, check_invariants, dicom_exam, image_exam, prepare, scans, write_image, write_text
 
 from mri_alm.cohort.layouts import detect_layout, find_sources, role_of
-from mri_alm.cohort.prepare_cohort import Outcome
+from mri_alm.cohort.prepare_cohort import PreparedCohort
 from mri_alm.cohort.rules import CohortRules, load_cohort_rules
 from mri_alm.errors import InputError
 
 
-def by_uid(outcome: Outcome) -> dict[str, dict[str, object]]:
+def by_uid(outcome: PreparedCohort) -> dict[str, dict[str, object]]:
     rows = {row["study"]: row for row in outcome.rows}
     return {source.uid: rows[source.names[-1]] for source in outcome.found.sources}
 
@@ -80,7 +80,7 @@ def test_nnunet_raw_with_both_kinds_of_dataset_json(tmp_path: Path, channels: di
     assert detect_layout(root) == "nnunet"
     outcome = prepare(root, tmp_path / "c", labels=labels)
     check_invariants(root, tmp_path / "c", outcome)
-    assert {uid: (row["label"], row["split"]) for uid, row in by_uid(outcome).items()} == {
+    assert {uid: (row["label"], row["side"]) for uid, row in by_uid(outcome).items()} == {
         "imagestr/case0": (1, "train"),
         "imagestr/case1": (0, "train"),
         "imagests/case2": (0, "test"),
@@ -233,7 +233,7 @@ def test_a_table_of_paths_with_its_own_labels(tmp_path: Path) -> None:
     outcome = prepare(table, tmp_path / "c")
     check_invariants(table, tmp_path / "c", outcome)
     rows = by_uid(outcome)
-    assert {uid: (row["error_code"], row["label"], row["split"], row["files_failed"]) for uid, row in rows.items()} == {
+    assert {uid: (row["error_code"], row["label"], row["side"], row["files_failed"]) for uid, row in rows.items()} == {
         "A": ("", 1, "train", 0),
         "B": ("", 0, "test", 0),
         "C": ("missing_file", 0, "test", 1),

@@ -22,7 +22,7 @@ import mri_alm.imaging.exam
 from mri_alm.bundle.transforms import LoadProstateStudyd, RegisterDiffusiond
 from mri_alm.cohort.manifest import Cohort, read_manifest
 from mri_alm.cohort.overview import check_cohort, dry_run, summary_text
-from mri_alm.cohort.prepare_cohort import COLUMNS, Order, prepare_cohort
+from mri_alm.cohort.prepare_cohort import MANIFEST_COLUMNS, Order, prepare_cohort
 from mri_alm.cohort.prepare_study import Preparation
 from mri_alm.errors import InputError, StudyError
 from mri_alm.imaging.registration import image_centre
@@ -77,7 +77,7 @@ def test_every_study_has_a_row_and_every_file_is_counted(export: Path, prepared:
     output, outcome = prepared
     check_invariants(export, output, outcome)
     rows = rows_of(output)
-    assert list(rows[0]) == list(COLUMNS)
+    assert list(rows[0]) == list(MANIFEST_COLUMNS)
     assert sorted(row["status"] for row in rows) == ["failed", *["ok"] * 7, "warn", "warn"]
     (failed,) = [row for row in rows if row["status"] == "failed"]
     assert failed["error_code"] == "no_t2"
@@ -107,14 +107,14 @@ def test_a_drawn_split_keeps_patients_together_and_is_the_same_again(
     prepared: tuple[Path, Any], export: Path, labels: Path, tmp_path: Path
 ) -> None:
     rows = rows_of(prepared[0])
-    sides = {row["patient"]: {r["split"] for r in rows if r["patient"] == row["patient"]} for row in rows}
+    sides = {row["patient"]: {r["side"] for r in rows if r["patient"] == row["patient"]} for row in rows}
     assert all(len(side) == 1 for side in sides.values())
-    assert {row["split"] for row in rows if row["label"]} == {"train", "test"}
-    test = {row["label"] for row in rows if row["split"] == "test"}
+    assert {row["side"] for row in rows if row["label"]} == {"train", "test"}
+    test = {row["label"] for row in rows if row["side"] == "test"}
     assert test == {"0", "1"}
     shutil.copytree(prepared[0], tmp_path / "cohort")
     again = prepare(export, tmp_path / "cohort", labels=labels, resume=True)
-    assert [row["split"] for row in again.rows] == [row["split"] for row in rows]
+    assert [row["side"] for row in again.rows] == [row["side"] for row in rows]
     other = prepare(export, tmp_path / "cohort", labels=labels, resume=True, seed=5)
     assert other.kept == 9  # the failed one is tried again
 

@@ -14,7 +14,7 @@ import pytest
 from exams import dicom_exam, prepare
 
 import mri_alm.cohort.prepare_cohort
-from mri_alm.cohort.prepare_study import Job, Preparation
+from mri_alm.cohort.prepare_study import Preparation, StudyTask
 from mri_alm.errors import StudyError, memory_ran_out
 
 ROOT = Path(__file__).parents[2]
@@ -189,7 +189,7 @@ def test_what_an_earlier_kill_took_along_is_prepared_alone_and_may_be_killed_aga
 class Deadly(Preparation):
     """Kills the process that prepares the study named in a file beside the cohort."""
 
-    def prepare(self, job: Job, refused: StudyError | None = None) -> dict[str, Any]:
+    def prepare(self, job: StudyTask, refused: StudyError | None = None) -> dict[str, Any]:
         if refused is None and job.key == (self.folder.parent / "victim").read_text():
             os.kill(os.getpid(), signal.SIGKILL)
         return super().prepare(job, refused)

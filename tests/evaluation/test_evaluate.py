@@ -22,7 +22,7 @@ from small_cohort import read_rows
 from mri_alm.errors import InputError
 from mri_alm.evaluation.analysis import evaluate
 from mri_alm.evaluation.data import read_labelled_scores
-from mri_alm.evaluation.performance import MOST_ALLOWED, measure, trade_off
+from mri_alm.evaluation.performance import MOST_ALLOWED, performance_of, trade_off
 from mri_alm.evaluation.tables import Table, latex, write_table
 from mri_alm.metrics.uncertainty import bootstrap_interval, delong_test
 
@@ -94,7 +94,7 @@ def test_figures_equal_scikit_learn_s(files: Files, tmp_path: Path) -> None:
 
 def test_intervals_are_a_stratified_bootstrap_of_scikit_learn_s_figures(files: Files) -> None:
     y, s = arrays(files[1], files[0])
-    found = measure(y, s, draws=100, seed=3).figures
+    found = performance_of(y, s, draws=100, seed=3).figures
 
     def oracle(label: np.ndarray, score: np.ndarray) -> list[float]:
         return [roc_auc_score(label, score), brier_score_loss(label, score), fpr_at(label, score, 1)]
@@ -106,7 +106,7 @@ def test_intervals_are_a_stratified_bootstrap_of_scikit_learn_s_figures(files: F
 
 
 def test_a_proportion_of_one_has_an_honest_interval() -> None:
-    figures = measure([1] * 8 + [0] * 64, [0.9] * 8 + [0.1] * 64, 0.5, draws=100).figures
+    figures = performance_of([1] * 8 + [0] * 64, [0.9] * 8 + [0.1] * 64, 0.5, draws=100).figures
     assert figures["sensitivity"].value == 1
     assert figures["sensitivity"].low == pytest.approx(0.025 ** (1 / 8))
 
@@ -154,10 +154,10 @@ def test_a_comparison_without_variance_is_reported_without_a_test(tmp_path: Path
 
 
 def test_subgroups_are_the_subsets(files: Files, tmp_path: Path) -> None:
-    assert run(files, tmp_path / "out", "--group-by", "vendor", "split") == 0
+    assert run(files, tmp_path / "out", "--group-by", "vendor", "side") == 0
     found = load(tmp_path / "out" / "metrics.json")["subgroups"]
     assert [(g["column"], g["value"]) for g in found[::2]] == [
-        ("vendor", "A"), ("vendor", "B"), ("vendor", "C"), ("split", "test"),
+        ("vendor", "A"), ("vendor", "B"), ("vendor", "C"), ("side", "test"),
     ]  # fmt: skip
     vendor = np.array([row["vendor"] for row in read_rows(files[0])])
     y, s = arrays(files[1], files[0])
@@ -183,7 +183,7 @@ def test_scanner_columns_make_groups_by_themselves(files: Files) -> None:
 
 def test_scores_that_are_no_probabilities_have_no_calibration(files: Files) -> None:
     y, s = arrays(files[1], files[0])
-    figures = measure(y, 10 * s - 2, draws=100).figures
+    figures = performance_of(y, 10 * s - 2, draws=100).figures
     assert {"brier", "ece"}.isdisjoint(figures)
     assert figures["auc"].value == pytest.approx(roc_auc_score(y, s))
 
@@ -413,7 +413,7 @@ def test_rows_that_need_no_score_are_left_out_with_the_reason(files: Files) -> N
         base = rows[0] | {"status": "ok", "error_code": ""}
         for row in rows:
             row.update(status="ok", error_code="")
-        rows.append(base | {"study": "T1", "split": "train"})
+        rows.append(base | {"study": "T1", "side": "train"})
         rows.append(base | {"study": "F1", "status": "failed", "error_code": "no_t2"})
         rows.append(base | {"study": "U1", "label": ""})
         rows.append(base | {"study": "X1"})
@@ -430,7 +430,7 @@ def test_rows_that_need_no_score_are_left_out_with_the_reason(files: Files) -> N
 
 
 def test_scored_training_studies_are_a_warning(files: Files) -> None:
-    change(files[0], lambda rows: rows[7].update(split="train"))
+    change(files[0], lambda rows: rows[7].update(side="train"))
     assert "1 of 60 evaluated studies have split = train" in evaluate({"a": files[1]}, files[0], draws=100).warnings[0]
 
 
@@ -499,9 +499,9 @@ def test_all_problems_are_named_at_once(files: Files) -> None:
     ("content", "message"),
     [
         (None, r"cannot be read \(No such file or directory\)\. Give the path of a CSV file"),
-        (b"study,score\n", "has a header but no study"),
+        (b"study,score\n", "has a header but no row below it"),
         (b"", "no column study, score. Its columns are: none"),
-        (b"\xff\xfe\x00", "is no CSV text in UTF-8"),
+        (b"\xff\xfe\x00", "no column study, score"),
     ],
 )
 def test_files_that_are_no_tables(files: Files, tmp_path: Path, content: bytes | None, message: str) -> None:

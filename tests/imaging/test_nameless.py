@@ -8,7 +8,7 @@ import pytest
 from mri_alm.errors import StudyError
 from mri_alm.imaging.dicom_files import find_studies
 from mri_alm.imaging.exam import read_study
-from mri_alm.imaging.map_kind import settle_nameless
+from mri_alm.imaging.map_kind import infer_roles_from_voxels
 from mri_alm.imaging.series import group_series
 from mri_alm.phantom.dicom import write_dicom_study
 from mri_alm.phantom.study import make_study
@@ -77,7 +77,7 @@ def test_vendor_files_keep_their_roles(vendor):
     for change in (lambda files: files, strip):
         (files,) = find_studies(SHARED / "vendor" / vendor)
         series = group_series(files.files, change(files).headers)
-        settle_nameless(series)
+        infer_roles_from_voxels(series)
         roles.append([one.role for one in series])
     assert roles[0] == roles[1]
 
@@ -104,7 +104,7 @@ def test_adc_and_high_b_without_b_values_are_told_apart(phantom):
     files.files, files.headers = [files.files[n] for n in kept], [files.headers[n] for n in kept]
     strip(files, "ADC", "TRACEW", b=(4, 5))
     series = group_series(files.files, files.headers)
-    settle_nameless(series)
+    infer_roles_from_voxels(series)
     assert [one.role for one in series] == ["localizer", "t2", "adc", "dwi"]
     with pytest.raises(StudyError, match=r"No b-value in the headers of series 5. Give ADC and high b as files"):
         read_study(files)
@@ -117,7 +117,7 @@ def test_names_are_trusted_where_they_are(phantom):
         if header.SeriesNumber == 4:
             header.SeriesDescription, header.ImageType = "map", ["DERIVED", "PRIMARY"]
     series = group_series(files.files, files.headers)
-    settle_nameless(series)
+    infer_roles_from_voxels(series)
     assert {one.number: one.role for one in series}[4] == "other"
 
 

@@ -18,7 +18,7 @@ from mri_alm.imaging.exam import read_study
 from mri_alm.phantom.anatomy import MIXTURE, draw_anatomy, draw_grades
 from mri_alm.phantom.cohort import make_cohort, plan_cohort
 from mri_alm.phantom.dicom import write_dicom_study
-from mri_alm.phantom.study import HIGH_B, MAX_SHIFT_MM, fit_maps, image_of, make_study, rician
+from mri_alm.phantom.study import HIGH_B, MAX_DRAWN_SHIFT_MM, fit_maps, image_of, make_study, rician
 
 IMAGES = ("t2", "adc", "hbv", "gland", "zones")
 SHARED = Path(__file__).parents[3] / "shared"
@@ -151,7 +151,7 @@ def test_geometry_varies_within_what_scanners_do(studies):
         assert fields[0][0] >= 112
         assert fields[1][0] > fields[0][0] - 5
         assert np.linalg.norm(middles[0] - middles[1]) < 2
-        assert np.linalg.norm(study.info["shift_mm"]) <= MAX_SHIFT_MM
+        assert np.linalg.norm(study.info["shift_mm"]) <= MAX_DRAWN_SHIFT_MM
     shifts = [np.linalg.norm(study.info["shift_mm"]) for study in studies]
     assert min(shifts) < 2
     assert max(shifts) > 4
@@ -271,7 +271,7 @@ def test_a_plan_has_the_ratio_on_both_sides(train, test, ratio, seed):
     assert [row.index for row in rows] == list(range(train + test))
     assert rows == plan_cohort(train, test, ratio, seed)
     for split, count in (("train", train), ("test", test)):
-        labels = [row.label for row in rows if row.split == split]
+        labels = [row.label for row in rows if row.side == split]
         assert len(labels) == count
         assert 1 <= sum(labels) < count
         assert abs(sum(labels) - count / (ratio + 1)) <= 1
@@ -309,8 +309,8 @@ def cohort(tmp_path_factory):
 def test_manifest_names_files_that_hold_the_study(cohort):
     with (cohort / "manifest.csv").open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream))
-    assert list(rows[0]) == ["study", "patient", "label", "split", "t2", "adc", "hbv"]
-    assert [row["split"] for row in rows] == ["train"] * 3 + ["test"] * 2
+    assert list(rows[0]) == ["study", "patient", "label", "side", "t2", "adc", "hbv"]
+    assert [row["side"] for row in rows] == ["train"] * 3 + ["test"] * 2
     assert len({row["patient"] for row in rows}) == 5
     study = make_study(1, int(rows[1]["label"]))
     for name in ("t2", "adc", "hbv"):
@@ -430,7 +430,7 @@ def test_a_dicom_cohort_has_one_folder_per_study(tmp_path, monkeypatch):
     manifest = make_cohort(tmp_path, train=2, test=2, form="dicom")
     with manifest.open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream))
-    assert list(rows[0]) == ["study", "patient", "label", "split", "dicom"]
+    assert list(rows[0]) == ["study", "patient", "label", "side", "dicom"]
     assert all(len(list((tmp_path / row["dicom"]).rglob("*.dcm"))) > 100 for row in rows)
 
 

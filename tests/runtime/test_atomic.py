@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mri_alm.errors import InputError
-from mri_alm.runtime.atomic import complete, private_files, sweep, told
+from mri_alm.runtime.atomic import explain_os_errors, private_files, sweep, write_atomically
 
 
 def names(folder: Path) -> list[str]:
@@ -16,7 +16,7 @@ def names(folder: Path) -> list[str]:
 
 def test_a_folder_takes_the_place_of_a_folder_whole(tmp_path: Path) -> None:
     for content in ("one", "two"):
-        with complete(tmp_path / "deep" / "study") as part:
+        with write_atomically(tmp_path / "deep" / "study") as part:
             part.mkdir()
             (part / content).mkdir()
             (part / content / "file").write_text(content)
@@ -26,7 +26,7 @@ def test_a_folder_takes_the_place_of_a_folder_whole(tmp_path: Path) -> None:
 
 
 def fail_within(path: Path, error: BaseException) -> None:
-    with complete(path) as part:
+    with write_atomically(path) as part:
         part.write_text("new")
         raise error
 
@@ -41,7 +41,7 @@ def test_nothing_stays_of_a_block_that_failed(tmp_path: Path) -> None:
 
 def test_the_file_before_is_kept_under_another_name(tmp_path: Path) -> None:
     for content in ("one", "two", "three"):
-        with complete(tmp_path / "last", previous=tmp_path / "previous") as part:
+        with write_atomically(tmp_path / "last", previous=tmp_path / "previous") as part:
             part.write_text(content)
     assert names(tmp_path) == ["last", "previous"]
     assert [(tmp_path / name).read_text() for name in ("last", "previous")] == ["three", "two"]
@@ -58,7 +58,7 @@ def test_what_a_killed_process_left_is_swept(tmp_path: Path) -> None:
 
 def test_the_system_s_refusal_in_words(tmp_path: Path) -> None:
     message = f"Cannot write {tmp_path}: Is a directory. Free space or choose another place, then start the same"
-    with pytest.raises(InputError, match=re.escape(message)), told(tmp_path):
+    with pytest.raises(InputError, match=re.escape(message)), explain_os_errors(tmp_path):
         tmp_path.write_text("")
 
 
@@ -82,10 +82,10 @@ def test_files_are_their_owner_s_unless_asked_otherwise(
 
     @private_files()
     def write() -> None:
-        with complete(tmp_path / "a" / "b" / "study") as part:
+        with write_atomically(tmp_path / "a" / "b" / "study") as part:
             part.mkdir()
             (part / "file").write_text("")
-        with complete(tmp_path / "a" / "file") as part:
+        with write_atomically(tmp_path / "a" / "file") as part:
             part.write_text("")
 
     write()

@@ -21,7 +21,7 @@ from programs import Bomb
 from mri_alm.bundle.checkpoints import is_intact, load_tensors, save_tensors
 from mri_alm.errors import InputError
 from mri_alm.imaging.image_file import write_nifti
-from mri_alm.runtime.atomic import complete
+from mri_alm.runtime.atomic import write_atomically
 from mri_alm.runtime.files import DamagedFileError, read_json, sha256, write_bytes, write_json
 from mri_alm.runtime.pseudonyms import secret_of
 from mri_alm.runtime.tables import write_csv
@@ -65,7 +65,7 @@ def test_a_full_disk_leaves_the_old_file_and_no_rest(
 def test_a_folder_is_replaced_whole(tmp_path: Path, interrupted: bool) -> None:
     place = tmp_path / "study"
     write_bytes(place / "old", b"1")
-    with contextlib.suppress(KeyboardInterrupt), complete(place) as part:
+    with contextlib.suppress(KeyboardInterrupt), write_atomically(place) as part:
         part.mkdir()
         (part / "new").write_bytes(b"2")
         if interrupted:
@@ -84,7 +84,7 @@ def test_a_folder_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pyt
         return rename(source, target)
 
     monkeypatch.setattr(Path, "replace", refuse)
-    with pytest.raises(InputError, match=r"Cannot write .*study: Input/output error"), complete(place) as part:
+    with pytest.raises(InputError, match=r"Cannot write .*study: Input/output error"), write_atomically(place) as part:
         part.mkdir()
     assert names(place) == ["old"]
     assert names(tmp_path) == ["study"]

@@ -14,7 +14,7 @@ import pytest
 from locking import holder
 
 from mri_alm.errors import InputError
-from mri_alm.runtime.locks import only_user
+from mri_alm.runtime.locks import exclusive_lock
 
 
 def test_a_second_user_is_refused_with_who_and_since_when(tmp_path: Path) -> None:
@@ -22,8 +22,8 @@ def test_a_second_user_is_refused_with_who_and_since_when(tmp_path: Path) -> Non
     with holder(lock) as other:
         who = f"{lock.parent} is in use by process {other.pid} on {socket.gethostname()} since "
         with pytest.raises(InputError, match=re.escape(who) + r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d "):
-            only_user(lock).__enter__()
-        with only_user(tmp_path / "run" / ".other"):
+            exclusive_lock(lock).__enter__()
+        with exclusive_lock(tmp_path / "run" / ".other"):
             pass
         other.communicate("")
         assert other.returncode == 0
@@ -36,7 +36,7 @@ def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
         other.send_signal(signal.SIGKILL)
         assert other.wait() == -signal.SIGKILL
     assert f"process {other.pid} on" in lock.read_text()
-    with only_user(lock):
+    with exclusive_lock(lock):
         assert lock.read_text().startswith(f"process {os.getpid()} on")
     assert list(tmp_path.rglob("*")) == [tmp_path / "run"]
 
@@ -46,7 +46,7 @@ def test_a_lock_can_be_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     with caplog.at_level("INFO"), holder(lock) as other:
         assert other.stdin is not None
         threading.Timer(0.3, other.stdin.close).start()
-        with only_user(lock, wait=True):
+        with exclusive_lock(lock, wait=True):
             assert lock.read_text().startswith(f"process {os.getpid()} on")
     assert f"Waiting for process {other.pid} on" in caplog.text
     assert not lock.exists()
@@ -59,7 +59,7 @@ def test_many_who_wait_come_one_after_another(tmp_path: Path) -> None:
 
     def work(number: int) -> None:
         for _ in range(5):
-            with only_user(tmp_path / "folder" / ".lock", wait=True):
+            with exclusive_lock(tmp_path / "folder" / ".lock", wait=True):
                 inside.append(number)
                 most.append(len(inside))
                 time.sleep(0.001)
@@ -75,10 +75,10 @@ def test_many_who_wait_come_one_after_another(tmp_path: Path) -> None:
 
 
 def test_what_was_written_into_a_new_folder_stays(tmp_path: Path) -> None:
-    with only_user(tmp_path / "new" / ".lock"):
+    with exclusive_lock(tmp_path / "new" / ".lock"):
         (tmp_path / "new" / "file").write_text("")
     (tmp_path / "mine").mkdir()
-    with only_user(tmp_path / "mine" / ".lock"):
+    with exclusive_lock(tmp_path / "mine" / ".lock"):
         pass
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "mine", "new"]
 
@@ -86,7 +86,7 @@ def test_what_was_written_into_a_new_folder_stays(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"Cannot write .*file/\.lock: .*\. Choose another folder"):
-        only_user(tmp_path / "file" / ".lock").__enter__()
+        exclusive_lock(tmp_path / "file" / ".lock").__enter__()
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, monkeypatch: py
     (tmp_path / "deleted").rmdir()
     for folder in (Path("run"), Path("/proc/run")):
         with pytest.raises(InputError, match=r"Cannot write .*run/\.lock: No such file or directory\. Choose another"):
-            only_user(folder / ".lock").__enter__()
+            exclusive_lock(folder / ".lock").__enter__()
 
 
 def test_a_file_system_without_locks_is_said(
@@ -106,6 +106,6 @@ def test_a_file_system_without_locks_is_said(
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", fail)
-    with only_user(tmp_path / ".lock"):
+    with exclusive_lock(tmp_path / ".lock"):
         pass
     assert f"{tmp_path} is on a file system without locks: see to it that one process uses it." in caplog.text

@@ -18,7 +18,7 @@ import pytest
 
 import mri_alm.runtime.tasks
 from mri_alm.errors import InputError, StudyError
-from mri_alm.runtime.tasks import Outcome, Pool, joined, run_tasks
+from mri_alm.runtime.tasks import Pool, TaskResult, joined, run_tasks
 
 BACKENDS = [Pool("threading", 2), Pool("loky", 1), Pool("loky", 2)]
 
@@ -371,4 +371,4 @@ def test_ray_takes_the_function_that_workers_call() -> None:
 
 
 def test_an_outcome_without_error_is_its_result() -> None:
-    assert Outcome("item", 3).get() == 3
+    assert TaskResult("item", 3).get() == 3

@@ -31,7 +31,7 @@ from mri_alm.errors import InputError, StudyError
 from mri_alm.imaging.dicom_files import DAMAGED, find_studies, read_dicom
 from mri_alm.imaging.image_file import read_image
 from mri_alm.runtime.files import sha256
-from mri_alm.runtime.tables import neutral, plain, read_csv, read_table, write_csv
+from mri_alm.runtime.tables import escape_formula, read_table, unescape_formula, write_csv
 
 VOXELS = np.random.default_rng(0).uniform(0, 900, (6, 8, 10)).astype(np.float32)
 
@@ -84,7 +84,7 @@ def test_a_manifest_reaches_nothing_outside_its_folder(cohort: Path, t2: str) ->
         InputError, match=r"names .* in column t2, outside the manifest's folder\. Move it there, or allow"
     ):
         read_manifest(manifest(cohort, t2))
-    assert read_manifest(manifest(cohort, t2), outside=True)[0].images["t2"].exists()
+    assert read_manifest(manifest(cohort, t2), allow_outside_paths=True)[0].images["t2"].exists()
 
 
 @pytest.mark.parametrize("t2", ["t2.nii", "inner.nii", "./t2.nii", "../cohort/t2.nii", "{cohort}/t2.nii"])
@@ -119,14 +119,13 @@ def test_no_text_is_a_formula_in_a_spreadsheet(tmp_path: Path, text: str) -> Non
     text = text.replace("\r", "\n")
     assert shown["study"] == f"'{text}"
     assert (shown["score"], shown["logit"]) == ("-0.5", "-1e-07")  # numbers stay numbers
-    assert read_csv(path)[0]["study"] == text
     assert read_table(path, ("study",))[0]["study"].strip() == text.strip()
 
 
 @given(st.text(alphabet="'=+-@\t\r\n ab1.,\"", max_size=8))
 def test_every_text_reads_back(text: str) -> None:
-    cell = neutral(text)
-    assert plain(cell) == text.replace("\r\n", "\n").replace("\r", "\n")
+    cell = escape_formula(text)
+    assert unescape_formula(cell) == text.replace("\r\n", "\n").replace("\r", "\n")
     first = cell.lstrip(" \t\r\n\x0b\x0c")[:1]
     if first and first in "=+-@":
         assert [float(word) for word in cell.split()]

@@ -18,10 +18,10 @@ from programs import load_program
 from small_cohort import read_rows, write_manifest
 
 from mri_alm.bundle.run_folder import read_run
-from mri_alm.bundle.settings import LOCAL
+from mri_alm.bundle.settings import PRIVATE_SETTINGS
 from mri_alm.bundle.trained_run import TrainedRun
 from mri_alm.errors import InputError
-from mri_alm.phantom.cohort import Row, write_cohort
+from mri_alm.phantom.cohort import PhantomRow, write_cohort
 from mri_alm.phantom.study import make_study
 from mri_alm.scoring.new_exams import operating_point
 
@@ -34,7 +34,7 @@ IMAGES = ("t2", "adc", "hbv")
 def exams(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two DICOM exams with a name in their headers, and one without diffusion; not to be changed."""
     folder = tmp_path_factory.mktemp("exams")
-    rows = [Row(number, label, "test") for number, label in enumerate((1, 0, 1))]
+    rows = [PhantomRow(number, label, "test") for number, label in enumerate((1, 0, 1))]
     write_cohort(folder, rows, lambda row: make_study(row.index, row.label, coarse=4), parameters={"form": "dicom"})
     for file in (folder / "studies").rglob("*.dcm"):
         header = pydicom.dcmread(file)
@@ -101,9 +101,9 @@ def test_all_outputs_of_a_folder_with_a_failing_exam(
 ) -> None:
     output = tmp_path / "out"
     record = json.loads((run / "config.json").read_text())
-    record["settings"] |= dict.fromkeys(LOCAL, "/home/Doe/cohort")
+    record["settings"] |= dict.fromkeys(PRIVATE_SETTINGS, "/home/Doe/cohort")
     (run / "config.json").write_text(json.dumps(record))
-    assert set(read_run(run).settings) == set(record["settings"]) - set(LOCAL)  # what report.html shows
+    assert set(read_run(run).settings) == set(record["settings"]) - set(PRIVATE_SETTINGS)  # what report.html shows
     assert score(*arguments(run, exams, output), "--sr", "--explain", 1) == 2  # some exam could not be scored
     text = capfd.readouterr()
     assert "score: 100%" in text.err

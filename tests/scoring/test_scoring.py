@@ -36,7 +36,7 @@ def score(trained: Path, manifest: Path, output: Path, **overrides: Any) -> Path
             "input": str(some(manifest, output)),
             "output": str(output),
             "salt": "s",
-            "outside": True,
+            "allow_outside_paths": True,
         }
         | overrides,
     )

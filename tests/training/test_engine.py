@@ -15,7 +15,7 @@ from mri_alm.alm.batches import ProcessShare
 from mri_alm.bundle.checkpoints import load_tensors, save_tensors
 from mri_alm.errors import InputError
 from mri_alm.networks import AutocastInferer
-from mri_alm.training.engine import EpochSeed, Selection
+from mri_alm.training.engine import CheckpointRule, EpochSeed
 
 # --- Trainer --------------------------------------------------------------------------------------------------------
 
@@ -163,7 +163,7 @@ def test_training_stops_when_there_is_no_better_epoch_and_stays_stopped(tmp_path
 
 def test_the_official_rule_breaks_ties_by_the_validation_loss() -> None:
     def kept(rule: Any, *epochs: tuple[float, float, float]) -> list[bool]:
-        selection = Selection(rule=rule)
+        selection = CheckpointRule(rule=rule)
         names = ("val_auc", "val_loss", "train_auc")
         return [
             selection.improves({"epoch": n} | dict(zip(names, values, strict=True)))
@@ -184,7 +184,7 @@ def test_the_official_rule_breaks_ties_by_the_validation_loss() -> None:
 )
 def test_selection_out_of_range(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        Selection(**options)
+        CheckpointRule(**options)
 
 
 @pytest.mark.filterwarnings(
@@ -278,7 +278,7 @@ def test_a_checkpoint_of_another_cohort_or_split_is_refused(tmp_path: Path) -> N
     training(tmp_path, 0.6)[0].run()
     message = f"{tmp_path / 'last.pt'} belongs to another cohort or split. Restore it, or choose another run_dir."
     with pytest.raises(InputError, match=re.escape(message)):
-        training(tmp_path, 0.6, guard="other")
+        training(tmp_path, 0.6, split_digest="other")
 
 
 @pytest.mark.parametrize("wrong", ["other network", "other cohort size", "model.pt"])

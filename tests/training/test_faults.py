@@ -331,22 +331,22 @@ def test_a_second_run_of_the_same_splits_is_refused_and_of_others_is_not(
 ) -> None:
     before = snapshot(run)
     with holder(run / ".split_1.lock") as other:
-        for options in ({}, {"split": 1}):
+        for options in ({}, {"only_split": 1}):
             text = refusal(train, manifest, run, **options)
             assert f"{run} is in use by process {other.pid} on " in text
             assert "(lock .split_1.lock). Wait until it ends, end it, or choose another folder" in text
         assert {name: now for name, now in snapshot(run).items() if not name.startswith(".")} == before
-        train(manifest, run, split=0)
+        train(manifest, run, only_split=0)
         other.kill()
         other.wait()
-        train(manifest, run, split=1)
+        train(manifest, run, only_split=1)
 
 
 @pytest.mark.slow
 def test_two_splits_trained_at_once_from_nothing_make_one_run(manifest: Path, tmp_path: Path) -> None:
     """Configuration, cache and splits are written by both; the ensemble by whoever comes last."""
     run, options = tmp_path / "run", {"splits": 2, "max_epochs": 1}
-    words = [command(manifest, run, tmp_path / "cache", split=k, **options) for k in (0, 1)]
+    words = [command(manifest, run, tmp_path / "cache", only_split=k, **options) for k in (0, 1)]
     both = [subprocess.Popen(w, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for w in words]
     texts = [process.communicate() for process in both]
     assert [process.returncode for process in both] == [0, 0], texts

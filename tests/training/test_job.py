@@ -57,7 +57,7 @@ def test_files_of_a_run(trained: Path) -> None:
 def test_test_patients_are_in_no_split_and_no_patient_on_two_sides(manifest: Path, trained: Path) -> None:
     cohort = {row["study"]: row for row in read_rows(manifest)}
     rows = read_rows(trained / "splits.csv")
-    assert {row["study"] for row in rows} == {name for name, row in cohort.items() if row["split"] == "train"}
+    assert {row["study"] for row in rows} == {name for name, row in cohort.items() if row["side"] == "train"}
     for k in SPLITS:
         held_out = {row["study"] for row in rows if row[f"split_{k}"] == "validation"}
         assert {row["study"] for row in read_rows(trained / f"split_{k}" / "validation.csv")} == held_out
@@ -71,7 +71,7 @@ def test_test_patients_are_in_no_split_and_no_patient_on_two_sides(manifest: Pat
 def test_scores_have_the_promised_columns_and_one_row_per_test_exam(manifest: Path, trained: Path) -> None:
     header, *rows = csv.reader((trained / "scores.csv").read_text().splitlines())
     assert header == ["study", "logit", "score", "spread", "threshold", "dce_needed", "warnings"]
-    assert [row[0] for row in rows] == [row["study"] for row in read_rows(manifest) if row["split"] == "test"]
+    assert [row[0] for row in rows] == [row["study"] for row in read_rows(manifest) if row["side"] == "test"]
     threshold = load(trained / "threshold.json")["threshold"]
     for _, logit, score, spread, tau, needed, _ in rows:
         assert float(score) == pytest.approx(1 / (1 + np.exp(-float(logit))))
@@ -115,7 +115,7 @@ def member_logits(run: Path, k: int, images: torch.Tensor) -> torch.Tensor:
 
 
 def test_logits_are_those_of_the_members_run_by_hand(manifest: Path, trained: Path) -> None:
-    rows = [row for row in read_rows(manifest) if row["split"] == "test"]
+    rows = [row for row in read_rows(manifest) if row["side"] == "test"]
     prepare = TrainedRun(trained).preprocessing()
     items = [
         prepare(row | {c: str(manifest.parent / row[c]) for c in ("t2", "adc", "hbv")} | {"index": 0}) for row in rows
@@ -172,14 +172,14 @@ def test_test_labels_do_not_move_the_threshold(manifest: Path, run: Path, tmp_pa
     for row in rows:
         for column in ("t2", "adc", "hbv"):
             row[column] = str(manifest.parent / row[column])
-        if row["split"] == "test":
+        if row["side"] == "test":
             row["label"] = str(1 - int(row["label"]))
     other = write_manifest(tmp_path / "manifest.csv", [[row[c] for c in COLUMNS] for row in rows])
     config = (run / "config.json").read_text().replace(json.dumps(str(manifest)), json.dumps(str(other)))
     (run / "config.json").write_text(config)
     before = {name: (run / name).read_bytes() for name in ("threshold.json", "scores.csv", "heldout.csv")}
     auc = load(run / "metrics.json")["test"]["ensemble_auc"]
-    train(other, run, cache_dir=str(manifest.parent / "cache"), outside=True)
+    train(other, run, cache_dir=str(manifest.parent / "cache"), allow_outside_paths=True)
     assert {name: (run / name).read_bytes() for name in before} == before
     assert load(run / "metrics.json")["test"]["ensemble_auc"] == pytest.approx(1 - auc)
 
@@ -230,7 +230,7 @@ def test_the_authors_fpr_rule_reaches_the_figures(manifest: Path, run: Path, no_
 def test_one_split_at_a_time_makes_the_same_run(manifest: Path, trained: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     for k in reversed(SPLITS):
-        train(manifest, run, split=k)
+        train(manifest, run, only_split=k)
         assert {p.name for p in run.glob("split_*.*")} == set()
         assert {int(p.name[-1]) for p in run.glob("split_?")} == set(range(k, SETTINGS["splits"]))
         assert (run / "threshold.json").exists() == (k == 0)
@@ -392,7 +392,7 @@ def test_what_the_positives_can_promise_is_told_before_training(
     def stop(*_: Any) -> None:
         raise InputError("before training")
 
-    monkeypatch.setattr("mri_alm.training.run.Job._prepare", stop)
+    monkeypatch.setattr("mri_alm.training.run.TrainingRun._prepare", stop)
     with pytest.raises(SystemExit, match=r"^2$"):
         train(manifest, tmp_path / "run", splits=1)
     text = capsys.readouterr().out
@@ -404,11 +404,11 @@ def test_the_threshold_counts_patients(manifest: Path, tmp_path: Path) -> None:
     rows = read_rows(manifest)
     for row in rows:
         row.update({c: str(manifest.parent / row[c]) for c in ("t2", "adc", "hbv")})
-    training = [row for row in rows if row["split"] == "train"]
+    training = [row for row in rows if row["side"] == "train"]
     for number, row in enumerate(training):
         row["patient"] = f"P{number // 6}{number % 3}"  # exams 0 and 3, 1 and 4, ...: equal labels
     twice = write_manifest(tmp_path / "manifest.csv", [[row[c] for c in COLUMNS] for row in rows])
-    run = train(twice, tmp_path / "run", splits=3, max_epochs=1, max_fn=1, outside=True)
+    run = train(twice, tmp_path / "run", splits=3, max_epochs=1, max_fn=1, allow_outside_paths=True)
     patient = {row["study"]: row["patient"] for row in rows}
     held_out = read_rows(run / "heldout.csv")
     positives = [row for row in held_out if row["label"] == "1"]

@@ -188,10 +188,10 @@ def test_what_a_server_missed_is_logged_at_the_end(bare: Path) -> None:
 def test_one_split_alone_leaves_no_run_as_running(manifest: Path, tmp_path: Path) -> None:
     pytest.importorskip("mlflow", reason="MLflow is not installed: pip install 'mri-alm[tracking]'")
     options = {"tracking": "mlflow", "splits": 2, "max_epochs": 1}
-    run = train(manifest, tmp_path / "run", split=0, **options)
+    run = train(manifest, tmp_path / "run", only_split=0, **options)
     parent, (child,) = runs_of(run)
     assert (parent.info.status, child.info.status) == ("SCHEDULED", "FINISHED")
-    train(manifest, run, split=1, **options)
+    train(manifest, run, only_split=1, **options)
     again, children = runs_of(run)
     assert again.info.run_id == parent.info.run_id
     assert [one.info.status for one in (again, *children)] == ["FINISHED"] * 3

@@ -171,7 +171,7 @@ def test_a_node_lost_on_the_way_loses_nothing(
 
     watcher = threading.Thread(target=cut)
     watcher.start()
-    train(manifest, run, backend="ray", address=cluster.address, workers=2, max_epochs=epochs)
+    train(manifest, run, backend="ray", ray_address=cluster.address, workers=2, max_epochs=epochs)
     watcher.join()
     assert len(unfinished) >= 2, "the node was not taken away while both trained"
     for k in SPLITS:
@@ -185,5 +185,5 @@ def test_a_cluster_that_is_not_there_is_said(
 ) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'mri-alm[cluster]'")
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # where Ray would note a cluster that runs, or was killed
-    text = refusal(train, manifest, tmp_path / "run", backend="ray", address="auto")
+    text = refusal(train, manifest, tmp_path / "run", backend="ray", ray_address="auto")
     assert "There is no Ray cluster at auto" in text
