@@ -59,10 +59,7 @@ def test_every_form_of_images(folder: Path, columns: list[str], cells: list[str]
 
 def test_absolute_paths_spaces_a_byte_order_mark_and_unknown_columns(folder: Path) -> None:
     text = f"study , patient,label,side,t2,dwi,note\nS0, P ,1 ,train,{folder}/0_t2.nii,0_dwi.nii,hello,more\n"
-    (folder / "m.csv").write_text(text.replace("study ", "study"), encoding="utf-8-sig")
-    with pytest.raises(InputError, match="no column patient"):  # a header cell with a space is another column
-        read_manifest(folder / "m.csv")
-    (folder / "m.csv").write_text(text.replace(" , patient", ",patient"), encoding="utf-8-sig")
+    (folder / "m.csv").write_text(text, encoding="utf-8-sig")
     (study,) = read_manifest(folder / "m.csv")
     assert (study.patient, study.label) == ("P", 1)
     assert study.images["t2"] == folder / "0_t2.nii"

@@ -108,10 +108,10 @@ def test_a_row_per_lesion(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("name,outcome\na,1\n", "needs a column for the study (study, study_uid,"),
-        ("study,label\n", "no row below the header"),
+        ("study,label\n", "has a header but no row below it"),
         ("study,study,label\na,b,1\n", 'column "study" stands twice'),
         ("study,label\na,perhaps\n", "row 2 has a label that means neither 1 (1, 1.0, yes"),
-        ("study,label,split\na,1,holdout\n", "row 2 has a split that is none of train, test"),
+        ("study,label,split\na,1,holdout\n", "row 2 has a side that is none of train, test"),
         ("study,label\n,1\n", "row 2 names neither study nor patient"),
         ("study,label,split\na,1,train\na,1,test\n", "rows 2 and 3 contradict each other"),
     ],

@@ -68,7 +68,7 @@ def test_pictures_figures_filters_and_search(page: Path, browser: Any) -> None:
     assert sizes == [[640, 480]] * 2
     assert "no_t2: " in studies[0].text
     assert "No label in the label table." in studies[1].text
-    for part in ("label, split 1, train", "registration accepted", "b-values 50 800; high b 1400", "siemens"):
+    for part in ("label, side 1, train", "registration accepted", "b-values 50 800; high b 1400", "siemens"):
         assert part in studies[2].text
 
     def shown() -> list[str]:
