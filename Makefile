@@ -1,6 +1,6 @@
 # make demo: from a bare checkout with Python 3.10 or newer to a trained, thresholded, scored ensemble.
 # make test, make lint, make docs, make sbom (bill of materials): what .ci/run calls. make audit: known vulnerabilities.
-# make lock: renew requirements-lock.txt after a change of constraints.txt or of a dependency.
+# make settings: docs/settings.md from the table of settings. make lock: renew requirements-lock.txt after a change of constraints.txt or of a dependency.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # Written last, so an installation that was cut short is done again; newer than what it was made from, so done only then.
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-cluster lint docs sbom audit lock environment
+.PHONY: demo test test-cluster lint settings docs sbom audit lock environment
 
 demo: environment
 	$(BIN)/python -m monai.bundle run --config_file configs/prostate_alm.json --run_dir runs/demo --max_epochs 7 --phantom_train 108 --phantom_test 54
@@ -30,6 +30,9 @@ lint: environment
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/hadolint docker/Dockerfile
+
+settings: environment
+	$(BIN)/python docs/write_settings.py
 
 docs: environment
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -8,7 +8,6 @@ their ensemble a calibration cohort and new patients that training never saw. Th
 """
 
 import argparse
-import json
 import shutil
 import time
 from pathlib import Path
@@ -34,7 +33,7 @@ from mri_alm.metrics.threshold import (
 )
 from mri_alm.phantom.cohort import PhantomRow, write_cohort
 from mri_alm.phantom.study import PhantomStudy, make_study
-from mri_alm.runtime.files import write_json
+from mri_alm.runtime.files import read_json, write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "operating_point"
@@ -166,7 +165,7 @@ def main() -> None:
             write_json(path, run_seed(seed, folder))
             shutil.rmtree(folder)
             print(path, flush=True)
-    records = [json.loads(path.read_text()) for path in files]
+    records = [read_json(path) for path in files]
     summary = summarise(records)
     figure(summary, FIGURE)
     print(f"{len(records)} seeds, {sum(record['cpu_seconds'] for record in records) / 60:.1f} CPU minutes")

@@ -71,7 +71,7 @@ def training(patients: int, folder: Path) -> float:
 
     def small(_: Any, item: dict[str, Any]) -> dict[str, Any]:
         image = torch.randn(3, 8, 8, 8, generator=torch.Generator().manual_seed(item["index"]))
-        return {name: item[name] for name in ("label", "index", "study")} | {"image": image, "report": "{}"}
+        return {name: item[name] for name in ("label", "index", "study")} | {"image": image, "report": {}}
 
     epochs = 1 if patients > 1000 else 3
     settings = {"size": [8, 8, 8], "features": [2, 4], "splits": 1, "only_split": 0, "max_epochs": epochs}

@@ -5,7 +5,7 @@
 #
 # On Linux x86-64 with Python 3.11 every package but PyTorch is installed by hash (requirements-lock.txt), elsewhere by
 # version (constraints.txt). PyTorch differs by machine: TORCH=cpu takes its CPU wheel, by hash, from a folder or index
-# that pip knows (PIP_FIND_LINKS); without, pip takes what it finds first, by version (docs/decisions/0042-hashes.md).
+# that pip knows (PIP_FIND_LINKS); without, pip takes what it finds first, by version: see docs/decisions.md (42).
 # PYTHON names the interpreter.
 set -euo pipefail
 cd "$(dirname "$0")/.."

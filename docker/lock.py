@@ -2,7 +2,7 @@
 
     .venv/bin/python docker/lock.py requirements-lock.txt
 
-PyTorch and what only its CUDA builds need are left out: they differ by machine (docs/decisions/0042-hashes.md). The
+PyTorch and what only its CUDA builds need are left out: they differ by machine, see docs/decisions.md (42). The
 hashes are those of the files that pip chooses on this machine, so run it where the lock is used: Linux x86-64 with
 Python 3.11.
 """

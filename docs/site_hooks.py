@@ -32,7 +32,6 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     for module in modules:
         files.append(File.generated(config, f"reference/{module}.md", content=f"# {module}\n\n::: {module}\n"))
     files.append(File.generated(config, "reference/index.md", content=_reference(modules)))
-    files.append(File.generated(config, "decisions/index.md", content=_decisions()))
     return files
 
 
@@ -80,16 +79,6 @@ def _reference(modules: dict[str, Path]) -> str:
         "# Reference\n\nOf every public class and function, from the docstrings. In a loop of your own you need "
         "[`mri_alm.alm`](mri_alm.alm.md) and [`mri_alm.metrics`](mri_alm.metrics.md); programs are described by their "
         "`--help`.\n\n| module | what it is for |\n|---|---|\n" + "\n".join(rows) + "\n"
-    )
-
-
-def _decisions() -> str:
-    titles = [
-        (path.name, path.read_text("utf-8").partition("\n")[0].lstrip("# "))
-        for path in sorted((ROOT / "docs" / "decisions").glob("0*.md"))
-    ]
-    return "# Decisions\n\nHalf a page each: question, choice, why, what would change our mind.\n\n" + "".join(
-        f"- [{title}]({name})\n" for name, title in titles
     )
 
 

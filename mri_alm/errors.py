@@ -1,7 +1,8 @@
 """The two kinds of bad input, each a sentence a person can act on."""
 
+import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 # How ITK and PyTorch say it, which have no error of their own for it.
@@ -48,8 +49,7 @@ def find_cause(error: BaseException, kind: type[Kind]) -> Kind | None:
 
 def memory_ran_out(error: BaseException) -> StudyError | None:
     """A study's error in words when it, or one of its causes, is that no memory could be had; else None."""
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in _causes(error):
         text = str(cause).lower() if isinstance(cause, RuntimeError) else ""
         if isinstance(cause, MemoryError) or any(word in text for word in _NO_MEMORY):
             return StudyError(
@@ -57,7 +57,6 @@ def memory_ran_out(error: BaseException) -> StudyError | None:
                 "Memory ran out while this study was prepared. Prepare fewer at once (--workers 1, or --threads 1 in "
                 "training), free memory, or make its images smaller.",
             )
-        cause = cause.__cause__ or cause.__context__
     return None
 
 
@@ -68,16 +67,21 @@ def itk_failed(error: BaseException) -> StudyError | None:
     """
     if memory_ran_out(error):
         return None
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in _causes(error):
         if isinstance(cause, RuntimeError) and (step := _ITK.search(str(cause))):
             return StudyError(
                 "itk",
                 f"SimpleITK refused an image of this study ({step[1]}), most likely for its size, spacing or values. "
                 "Look at the images; leave the study out, or choose other series in the rules.",
             )
-        cause = cause.__cause__ or cause.__context__
     return None
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
 def one_of(name: str, value: str, options: Sequence[str]) -> None:
@@ -88,3 +92,20 @@ def one_of(name: str, value: str, options: Sequence[str]) -> None:
     """
     if value not in options:
         raise InputError(f'{name} must be one of {", ".join(options)}, got "{value}".')
+
+
+def refuse_all(problems: Sequence[str]) -> None:
+    """Refuse with a list of problems, the first ten of them; nothing where there is none.
+
+    Raises:
+        InputError: With a line for each.
+    """
+    if problems:
+        more = [f"... and {len(problems) - 10} more."] if len(problems) > 10 else []
+        raise InputError("\n".join([*problems[:10], *more]))
+
+
+def did_you_mean(name: object, options: Iterable[str]) -> str:
+    """``Did you mean "x"? `` (with the blank) for the nearest option; empty where none is near."""
+    near = difflib.get_close_matches(str(name), list(options), 1, 0.5)
+    return f'Did you mean "{near[0]}"? ' if near else ""

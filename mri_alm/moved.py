@@ -50,10 +50,12 @@ MODULES: dict[str, tuple[str, ...]] = {
     "structured_report": ("scoring.structured_report", "runtime.pseudonyms"),
     "tasks": ("runtime.tasks",),
     "threshold": ("metrics.threshold",),
-    "transforms": ("bundle.transforms",),
+    "transforms": ("bundle.transforms", "bundle.old_runs"),
     "volume": ("imaging.volume",),
     "zoo": ("bundle.export", "bundle.trained_run"),
 }
+
+RENAMED = {"engine.Selection": "CheckpointRule", "processes.rank": "process_rank", "dicom.Study": "Exam"}
 
 
 class _Moved(MetaPathFinder, Loader):
@@ -64,15 +66,17 @@ class _Moved(MetaPathFinder, Loader):
         return ModuleSpec(name, self) if package == "mri_alm" and module in MODULES else None
 
     def exec_module(self, module: ModuleType) -> None:
-        rooms = MODULES[module.__name__.partition(".")[2]]
+        old = module.__name__.partition(".")[2]
+        rooms = MODULES[old]
 
         def find(name: str) -> Any:
+            now = RENAMED.get(f"{old}.{name}", name)
             for room in rooms if not name.startswith("_") else ():
                 home = import_module(f"mri_alm.{room}")
-                if hasattr(home, name):
-                    text = f"{module.__name__}.{name} is now mri_alm.{room}.{name}; the old name goes in version 1.0."
+                if hasattr(home, now):
+                    text = f"{module.__name__}.{name} is now mri_alm.{room}.{now}; the old name goes in version 1.0."
                     warnings.warn(text, DeprecationWarning, stacklevel=2)
-                    return getattr(home, name)
+                    return getattr(home, now)
             raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
 
         module.__getattr__ = find  # type: ignore[method-assign]

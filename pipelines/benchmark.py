@@ -13,9 +13,10 @@ import warnings
 from pathlib import Path
 
 from mri_alm.bundle.config import user_errors
-from mri_alm.cifar.long_tail_report import to_rows, write_multiclass_report
-from mri_alm.cifar.report import make_report, to_markdown, write_table_report
-from mri_alm.cifar.table import TABLES, BenchmarkTable, read_results, train_missing
+from mri_alm.cifar.long_tail_report import write_multiclass_report
+from mri_alm.cifar.report import make_report, write_table_report
+from mri_alm.cifar.table import TABLES, BenchmarkTable, read_results
+from mri_alm.cifar.training import train_missing
 from mri_alm.runtime.atomic import private_files
 from mri_alm.runtime.tasks import Pool
 
@@ -53,22 +54,21 @@ def main() -> int:
         if not arguments.report_only:
             pool = Pool(arguments.backend, arguments.workers, arguments.ray_address, arguments.gpus_per_task)
             folders = {"data": arguments.data, "runs": arguments.runs, "results": arguments.results}
-            train_missing(table, plan, **folders, pool=pool)
+            if left := train_missing(table, plan, **folders, pool=pool):
+                logging.warning("%d models were left to other processes: start again when those have ended.", left)
         results = read_results(table, arguments.results, plan)
         keys = list(dict.fromkeys(job.method.key for job in plan))
         place = table.folder(arguments.results)
         if table.tpr:
-            report = make_report(table, results, keys, splits)
-            write_table_report(report, place)
-            print(to_markdown(report))
+            print(write_table_report(make_report(table, results, keys, splits), place))
         else:
-            print(write_multiclass_report(to_rows(table, results, keys, splits), table, place))
+            print(write_multiclass_report(table, results, keys, splits, place))
     return 0
 
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger("mri_alm.benchmark").setLevel(logging.INFO)
+    logging.getLogger("mri_alm.cifar").setLevel(logging.INFO)
     logging.captureWarnings(True)
     warnings.filterwarnings("ignore", message="parsing config_file")
     sys.exit(main())

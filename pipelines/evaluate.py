@@ -4,8 +4,8 @@ r"""Scores and labels in; figures with intervals, subgroups, comparisons and a r
     python pipelines/evaluate.py --scores ALM=a/scores.csv BCE=b/scores.csv --labels cohort/manifest.csv \
         --run runs/prostate_alm --group-by vendor field_strength --output OUT
 
-Writes metrics.json, tables/ (CSV, JSON, LaTeX) and report.html, one file for any browser. docs/report.md explains how
-to read it. Exit status: 0 done, 2 the input cannot be used. Research use only.
+Writes evaluation.json, tables/ (CSV, JSON, LaTeX) and report.html, one file for any browser. docs/report.md explains
+how to read it. Exit status: 0 done, 2 the input cannot be used. Research use only.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mri_alm.errors import InputError
 from mri_alm.evaluation.analysis import evaluate
-from mri_alm.evaluation.report import in_words, pictures_beside, write_evaluation
+from mri_alm.evaluation.report import pictures_beside, summary, write_evaluation
 from mri_alm.runtime.atomic import private_files, sweep
 from mri_alm.runtime.locks import exclusive_lock
 
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"{in_words(evaluation)}\nWritten: {options.output}/metrics.json, tables/, report.html (open in a browser)")
+    print(f"{summary(evaluation)}\nWritten: {options.output}/evaluation.json, tables/, report.html (open in a browser)")
     return 0
 
 

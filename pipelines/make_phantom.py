@@ -9,10 +9,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from tqdm import tqdm
-
 from mri_alm.errors import InputError
 from mri_alm.phantom.cohort import make_cohort
+from mri_alm.runtime.progress import progress_bar
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -31,14 +30,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Write the cohort; 0 when it is complete, 2 when the arguments or the files cannot be used."""
     options = parse(arguments)
     sizes = {"train": options.train, "test": options.test, "ratio": options.ratio, "seed": options.seed}
-    with tqdm(total=options.train + options.test, unit="study", disable=None) as bar:
-
-        def progress(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
+    with progress_bar("phantom", options.train + options.test, "study") as bar:
         try:
-            manifest = make_cohort(options.folder, **sizes, form=options.form, progress=progress)
+            manifest = make_cohort(
+                options.folder, **sizes, form=options.form, progress=lambda done, _: bar.update(done - bar.n)
+            )
         except InputError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2

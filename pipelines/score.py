@@ -86,8 +86,7 @@ def main() -> int:
         workflow.run()
         studies = workflow.parser.get_parsed_content("studies")
         if arguments.key_file:
-            salt = workflow.parser.get_parsed_content("salt")
-            write_csv(arguments.key_file, ("study", "folder"), key_table(arguments.input, salt))
+            write_csv(arguments.key_file, ("study", "folder"), key_table(studies))
         workflow.finalize()
     return 2 if studies.errors else 0
 

@@ -3,8 +3,8 @@
     python pipelines/sweep.py --table cifar10_binary_100 --protocol quick --methods alm_bce --runs 3 --data data/cifar
 
 Writes configs/tuned.json, which pipelines/benchmark.py takes with --tuned. Stop it and start it again: it goes on.
-The trainings of a point run on --workers; several processes share a search when all are given the same
---storage (such as postgresql://...) and --runs-dir.
+The trainings of a stage run on --workers; several processes, also on other machines, share a search when all are
+given the same --runs-dir.
 """
 
 import argparse
@@ -14,8 +14,9 @@ import warnings
 from pathlib import Path
 
 from mri_alm.bundle.config import user_errors
-from mri_alm.cifar.search import Search, points, train_and_validate, write_tuned
-from mri_alm.cifar.table import TABLES, BenchmarkTable, train_one
+from mri_alm.cifar.table import TABLES, BenchmarkTable
+from mri_alm.cifar.training import Search, points, write_tuned
+from mri_alm.errors import InputError
 from mri_alm.runtime.atomic import private_files
 from mri_alm.runtime.tasks import Pool, joined
 
@@ -27,9 +28,9 @@ def main() -> int:
     parser.add_argument("--protocol", default="quick", help="paper or quick")
     parser.add_argument("--methods", nargs="+", help="rows such as a_fl alm_a_fl (default: the paper's)")
     parser.add_argument("--runs", type=int, default=10, help="trainings per point (the paper: 10)")
-    parser.add_argument("--storage", default="sqlite:///runs/sweep.db", help="database of the studies")
+    parser.add_argument("--storage", help=argparse.SUPPRESS)
     parser.add_argument("--data", type=Path, default=Path("data/cifar"), help="folder with the unpacked archive")
-    parser.add_argument("--runs-dir", type=Path, default=Path("runs/sweep"), help="checkpoints")
+    parser.add_argument("--runs-dir", type=Path, default=Path("runs/sweep"), help="checkpoints and results")
     parser.add_argument("--output", type=Path, default=Path("configs/tuned.json"))
     parser.add_argument("--workers", type=int, default=1, help="models trained at once (default 1)")
     parser.add_argument("--backend", default="loky", choices=["loky", "ray"], help="processes of this machine, or Ray")
@@ -39,13 +40,13 @@ def main() -> int:
     parser.add_argument("--gpus-per-task", type=float, default=0, help="Ray: GPUs of each model")
     arguments = parser.parse_args()
     with user_errors(), private_files():
+        if arguments.storage:
+            raise InputError("--storage is gone: results lie in --runs-dir, which processes share. Leave it out.")
         table = BenchmarkTable(TABLES, arguments.table, arguments.protocol)
         methods = arguments.methods or table.methods()
-        arguments.runs_dir.mkdir(parents=True, exist_ok=True)
-        evaluate = train_and_validate(table, data=arguments.data, runs=arguments.runs_dir, train=train_one)
         pool = Pool(arguments.backend, arguments.workers, arguments.ray_address, arguments.gpus_per_task)
-        search = Search(table, evaluate, storage=arguments.storage, runs=arguments.runs, pool=pool)
-        print(f"At most {points(table, methods)} points of {arguments.runs} trainings each.")
+        search = Search(table, arguments.data, arguments.runs_dir, arguments.runs, pool)
+        print(f"{points(table, methods)} points of {arguments.runs} trainings each.")
         with joined(pool):
             common = search.common()
             for key in methods:
@@ -55,7 +56,7 @@ def main() -> int:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger("mri_alm.cifar.search").setLevel(logging.INFO)
+    logging.getLogger("mri_alm.cifar").setLevel(logging.INFO)
     logging.captureWarnings(True)
     warnings.filterwarnings("ignore", message="parsing config_file")
     sys.exit(main())

@@ -1,11 +1,10 @@
-"""CIFAR archives of a few noisy, class-coloured images, in both layouts, and the CIFAR configs run on them."""
+"""CIFAR archives of a few noisy, class-coloured images, in both layouts."""
 
 import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from monai.bundle import ConfigWorkflow
 from numpy.typing import NDArray
 
 TEN = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -72,16 +71,3 @@ def write_cifar100(folder: Path, per_class: int = 30, *, python: bool = False) -
         (place / "fine_label_names.txt").write_text("\n".join(HUNDRED))
         (place / "coarse_label_names.txt").write_text("\n".join(SUPER))
     return folder
-
-
-def workflow(config: str, data: Path, run_dir: Path, **overrides: Any) -> ConfigWorkflow:
-    """A CIFAR config, initialised, at a size that trains in a second."""
-    found = ConfigWorkflow(
-        config_file=f"configs/{config}.json",
-        meta_file="configs/metadata.json",
-        logging_file=False,
-        workflow_type="train",
-        **SETTINGS | {"data": str(data), "run_dir": str(run_dir)} | overrides,
-    )
-    found.initialize()
-    return found

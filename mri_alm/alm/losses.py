@@ -105,7 +105,7 @@ class SymmetricFocal(nn.Module):
         return (_focus(signed, self.gamma) * _nll(signed, self.log_offset)).mean()
 
 
-class AsymmetricFocal(nn.Module):
+class AsymmetricFocal(SymmetricFocal):
     """Binary cross-entropy that down-weights easy negatives only (A-FL).
 
     Positives keep their full loss, so the rare, critical class is never discounted.
@@ -120,11 +120,6 @@ class AsymmetricFocal(nn.Module):
     References:
         Li, Kamnitsas, Glocker, "Overfitting of neural nets under class imbalance", MICCAI 2019.
     """
-
-    def __init__(self, gamma: float, *, log_offset: float = 0.0) -> None:
-        super().__init__()
-        self.log_offset = non_negative("log_offset", log_offset)
-        self.gamma = non_negative("gamma", gamma)
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
         """Mean loss of a batch: ``logits`` (B,), ``label`` (B,) in {0, 1} -> scalar."""
@@ -158,7 +153,7 @@ class SymmetricMargin(nn.Module):
         return _nll(_toward_label(logits, label) - self.margin, self.log_offset).mean()
 
 
-class AsymmetricMargin(nn.Module):
+class AsymmetricMargin(SymmetricMargin):
     """Binary cross-entropy with a margin for positives only (A-ML).
 
     Scores of unseen samples of the rare class fall towards the boundary; only this class gets the reserve.
@@ -173,11 +168,6 @@ class AsymmetricMargin(nn.Module):
     References:
         Li, Kamnitsas, Glocker, "Overfitting of neural nets under class imbalance", MICCAI 2019.
     """
-
-    def __init__(self, margin: float, *, log_offset: float = 0.0) -> None:
-        super().__init__()
-        self.log_offset = non_negative("log_offset", log_offset)
-        self.margin = non_negative("margin", margin)
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
         """Mean loss of a batch: ``logits`` (B,), ``label`` (B,) in {0, 1} -> scalar."""

@@ -78,7 +78,6 @@ class Preset:
         log_offset: Added inside the logarithm of the focal and margin losses.
         normalise_weights: Scale the class-balanced weights to sum to the number of classes.
         checkpoint_rule: Which epoch's weights are kept, see `EpochEnd`.
-        ldam_score: What ranks samples under LDAM's normalised head, see `class_scores`.
         fpr_rule: See :func:`mri_alm.metrics.fpr_at_tpr`.
         split_rule: ``"disjoint"``, or ``"overlapping"``: validation samples that are also trained on (CIFAR).
     """
@@ -93,7 +92,6 @@ class Preset:
     log_offset: float = 0.0
     normalise_weights: bool = True
     checkpoint_rule: Literal["best", "official"] = "best"
-    ldam_score: ScoreKind = "log_odds"
     fpr_rule: Literal["lowest", "interpolate", "official"] = "lowest"
     split_rule: Literal["disjoint", "overlapping"] = "disjoint"
 
@@ -113,7 +111,7 @@ class Preset:
 _OFFICIAL = {
     "score": "logit", "mu_margin": 0.05, "mu_cap": "official", "mu_start_epoch": 4, "mu_forced_epoch": 3,
     "mu_stop_at_one": True, "log_offset": 1e-4, "normalise_weights": False, "checkpoint_rule": "official",
-    "ldam_score": "logit", "fpr_rule": "official", "split_rule": "overlapping",
+    "fpr_rule": "official", "split_rule": "overlapping",
 }  # fmt: skip
 
 PRESETS = {

@@ -9,7 +9,7 @@ __getattr__, __all__ = faces(
     __name__,
     {
         "config": ["check", "choose", "join"],
-        "transforms": ["CheckedCache", "LoadProstateStudyd", "RegisterDiffusiond"],
+        "transforms": ["CheckedCache", "LoadRegisteredExamd", "collate"],
         "trained_run": ["Ensemble", "TrainedRun", "averaged"],
     },
 )

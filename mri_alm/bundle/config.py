@@ -1,11 +1,10 @@
 """What `python -m monai.bundle run` does with our configs: refuse what cannot be meant, claim the run folder.
 
-MONAI gives an expression in a config no way to the config it stands in, so :func:`running_config` looks for the
-running parser in the calling frames (docs/decisions/0002-one-command-for-ten-splits.md).
+MONAI gives an expression in a config no way to the config it stands in, so :func:`running_parser` looks for the
+running parser in the calling frames (docs/decisions.md, 2).
 """
 
 import contextlib
-import difflib
 import itertools
 import json
 import logging
@@ -13,7 +12,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, cast
 
 from monai.bundle import ConfigParser
@@ -23,13 +21,19 @@ from monai.utils import BundlePropertyConfig
 
 from mri_alm.alm import processes
 from mri_alm.alm.schedule import preset
-from mri_alm.bundle.settings import FREE_SETTINGS, PACKAGES, _is_expression, check_values
-from mri_alm.errors import InputError, find_cause
-from mri_alm.runtime.files import read_json, write_json
+from mri_alm.bundle.old_runs import same_part
+from mri_alm.bundle.run_folder import RunFolder
+from mri_alm.bundle.settings import FREE_SETTINGS, RENAMED_SETTINGS, SETTINGS, check_values
+from mri_alm.errors import InputError, did_you_mean, find_cause
+from mri_alm.runtime.files import write_json
 
 logger = logging.getLogger("mri_alm")
-_KNOWN = (  # the last four are read by mri_alm.training.run, and by MONAI's --tracking
-    "imports", "initialize", "run", "finalize", "prepared", "tracking", "tracking_uri", "save_execute_config",
+
+PACKAGES = ("mri-alm", "torch", "monai", "SimpleITK", "numpy", "scikit-learn")
+_FREE_PARTS = ("device", "local_rank", "replica", "initialize", "finalize")  # what configs/multi_gpu.json sets
+_KNOWN = (  # the last three are read by mri_alm.training, and by MONAI's --tracking
+    "imports", "initialize", "run", "finalize", "prepared", "prepared_batches",
+    "tracking", "tracking_uri", "save_execute_config",
 )  # fmt: skip
 
 
@@ -55,20 +59,38 @@ def join(device: Any) -> None:
 def check() -> None:
     """The first line of a config's ``initialize``: refuse settings that do not exist or cannot be meant."""
     with user_errors():
-        config = running_config()
+        parser = running_parser()
+        config: dict[str, Any] = parser.get()
+        if "run" not in config:
+            raise InputError(
+                "This config only changes another one. Name both, that one first, such as "
+                "--config_file \"['configs/cifar10_binary.json','configs/cifar100_binary.json']\""
+            )
         own_tracking(config)
         check_words(sys.argv[1:])
+        if rename_settings(config):
+            parser.parse(reset=True)  # what refers to them is resolved anew
         check_names(config)
         check_values(config)
-        if not _is_expression(config.get("preset", "$")):
+        if not str(config.get("preset", "$")).startswith(("$", "@")):
             preset(config["preset"])
+
+
+def rename_settings(config: dict[str, Any]) -> bool:
+    """Understand the old spelling of a setting, and say the new one; whether there was any."""
+    found = [old for old in RENAMED_SETTINGS if old in config and RENAMED_SETTINGS[old] in referenced(config)]
+    for old in found:
+        new = RENAMED_SETTINGS[old]
+        logger.warning("Setting %s is called %s now; it is understood.", old, new)
+        config[new] = config.pop(old)
+    return bool(found)
 
 
 def own_tracking(config: dict[str, Any]) -> None:
     """Take MONAI's ``--tracking mlflow``, which the config itself never sees, as its setting ``tracking``.
 
     MONAI adds settings, and handlers that start a run of their own per split, or none where the config is made of
-    parts (docs/decisions/0046-mlflow-by-its-client.md).
+    parts: see docs/decisions.md (46).
     """
     if "tracking" not in config or "is_not_rank0" not in config:
         return
@@ -101,8 +123,8 @@ def check_names(config: dict[str, Any]) -> None:
     used = referenced(config)
     for name in config:
         if name not in used and not name.startswith("_"):
-            near = difflib.get_close_matches(name, sorted(used), 1, 0.5)
-            raise InputError(f'There is no setting "{name}".' + (f' Did you mean "{near[0]}"?' if near else ""))
+            near = did_you_mean(name, sorted(used & {*SETTINGS}) or sorted(used))
+            raise InputError(f'There is no setting "{name}". {near}'.rstrip())
 
 
 def referenced(config: dict[str, Any]) -> set[str]:
@@ -132,50 +154,50 @@ def choose(options: dict[str, Any], name: str, what: str) -> Any:
     """
     if name in options:
         return options[name]
-    near = difflib.get_close_matches(str(name), options, 1, 0.5)
-    hint = f'Did you mean "{near[0]}"? ' if near else ""
+    hint = did_you_mean(name, options)
     raise InputError(f'There is no {what} "{name}". {hint}Choose one of: {", ".join(options)}.')
 
 
-def refuse_other_settings(folder: Path, config: dict[str, Any]) -> None:
+def refuse_other_settings(run: RunFolder, config: dict[str, Any]) -> None:
     """Refuse a run folder that holds a run with other settings.
+
+    A setting that did not exist when the run was made counts as its default, and parts that ship with the package as
+    what ships now, where that gives the same results (:mod:`mri_alm.bundle.old_runs`).
 
     Raises:
         InputError: Naming each setting that changed, with both values.
     """
-    path = folder / "config.json"
+    if not run.config.exists():
+        return
     mine = _as_json(config)
-    if path.exists():
-        theirs = read_json(path)["config"]
-        changed = [
-            f"  {name}: {json.dumps(theirs.get(name))} -> {json.dumps(mine.get(name))}"
-            for name in sorted({*mine, *theirs} - {*FREE_SETTINGS})
-            if mine.get(name) != theirs.get(name)
-        ]
-        if changed:
-            text = "\n".join(line if len(line) < 300 else line[:297] + "..." for line in changed)
-            raise InputError(
-                f"{folder} holds a run with other settings:\n{text}\n"
-                "Models of different settings are not mixed. Give this run another --run_dir, or delete that folder."
-            )
+    theirs = {RENAMED_SETTINGS.get(name, name): value for name, value in run.record["config"].items()}
+    for name, setting in SETTINGS.items():
+        if name in mine and name not in theirs:
+            theirs[name] = setting.default
+    changed = [
+        f"  {name}: {json.dumps(theirs.get(name))} -> {json.dumps(mine.get(name))}"
+        for name in sorted({*mine, *theirs} - {*FREE_SETTINGS, *_FREE_PARTS})
+        if not same_part(name, theirs.get(name), mine.get(name))
+    ]
+    if changed:
+        text = "\n".join(line if len(line) < 300 else line[:297] + "..." for line in changed)
+        raise InputError(
+            f"{run.path} holds a run with other settings:\n{text}\n"
+            "Models of different settings are not mixed. Give this run another --run_dir, or delete that folder."
+        )
 
 
-def write_run_config(folder: Path, config: dict[str, Any]) -> None:
+def write_run_config(run: RunFolder, config: dict[str, Any]) -> None:
     """Write the resolved config into a run folder (see :func:`refuse_other_settings`)."""
-    mine = _as_json(config)
-    settings = {
-        name: value
-        for name, value in mine.items()
-        if not isinstance(value, (dict, list)) or name in ("size", "spacing", "exclude")
-    }
-    chosen = ConfigParser(deepcopy(config))
+    mine, chosen = _as_json(config), ConfigParser(deepcopy(config))
     settings = {
         name: chosen.get_parsed_content(name) if str(value).startswith("$@chosen.") else value
-        for name, value in settings.items()
+        for name, value in mine.items()
+        if name in SETTINGS or not isinstance(value, (dict, list))
     }
     settings = {name: value for name, value in settings.items() if not str(value).startswith(("$", "@", "%"))}
     versions = {name: version(name) for name in PACKAGES}
-    write_json(folder / "config.json", {"settings": settings, "versions": versions, "config": mine})
+    write_json(run.config, {"settings": settings, "versions": versions, "config": mine})
 
 
 def _as_json(config: dict[str, Any]) -> dict[str, Any]:
@@ -190,13 +212,18 @@ def member_parser(config: dict[str, Any], split: int, cohort: Any) -> ConfigPars
     return parser
 
 
-def running_config() -> dict[str, Any]:
-    """The config, macros resolved and overrides applied, that the calling expression stands in."""
+def running_parser() -> ConfigParser:
+    """The parser of the config, macros resolved and overrides applied, that the calling expression stands in."""
     frame = sys._getframe(1)
     while frame is not None:
         parser = frame.f_locals.get("self")
         if isinstance(parser, ConfigParser):
-            config: dict[str, Any] = parser.get()
-            return config
+            return parser
         frame = frame.f_back  # type: ignore[assignment]
-    raise RuntimeError("mri_alm.bundle.config works inside the expressions of a MONAI bundle config only.")
+    raise RuntimeError("mri_alm.bundle works inside the expressions of a MONAI bundle config only.")
+
+
+def running_config() -> dict[str, Any]:
+    """What stands in it."""
+    config: dict[str, Any] = running_parser().get()
+    return config

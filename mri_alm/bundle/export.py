@@ -3,7 +3,6 @@
 What could point to patients or to this machine stays behind: names of exams, the manifest, folders, the salt.
 """
 
-import json
 from collections.abc import Mapping
 from copy import deepcopy
 from importlib.metadata import version
@@ -14,19 +13,13 @@ from monai.bundle import ConfigParser
 from safetensors.torch import save as serialised
 
 from mri_alm.bundle.checkpoints import save_tensors
+from mri_alm.bundle.run_folder import RunFolder
+from mri_alm.bundle.settings import PRIVATE_SETTINGS, SETTINGS
 from mri_alm.bundle.trained_run import Ensemble, MeanLogit, TrainedRun
 from mri_alm.errors import InputError
 from mri_alm.runtime.atomic import write_atomically
-from mri_alm.runtime.files import sha256, write_bytes, write_json
+from mri_alm.runtime.files import read_json, sha256, write_bytes, write_json
 
-_NEUTRAL: dict[str, Any] = {
-    "cohort": None,
-    "exclude": [],
-    "run_dir": ".",
-    "cache_dir": "runs/cache",
-    "ray_address": None,
-    "tracking_uri": None,
-}
 _CARD = """# {name}
 
 {description}
@@ -85,13 +78,12 @@ def _write(run: TrainedRun, output: Path, source: Path) -> None:
         write_bytes(output / "models" / f"{name}.safetensors", serialised(state, {"format": "pt"}))
     digests = {name: sha256(output / "models" / f"{name}.safetensors") for name in run.checkpoints}
     save_tensors(output / "models" / "model.pt", MeanLogit(Ensemble(list(members))).state_dict())
-    write_json(output / "threshold.json", run.point.to_json() | {"checkpoints": digests})
-    record = json.loads((run.folder / "config.json").read_text("utf-8"))
-    write_json(output / "config.json", {key: _neutral(value) for key, value in record.items()})
-    configs = source / "configs"
-    inference = json.loads((configs / "inference.json").read_text("utf-8"))
+    bundle, configs = RunFolder(output), source / "configs"
+    write_json(bundle.threshold, run.point.to_json() | {"checkpoints": digests})
+    write_json(bundle.config, {key: _neutral(value) for key, value in run.run.record.items()})
+    inference = read_json(configs / "inference.json")
     write_json(output / "configs" / "inference.json", inference | _inference(network, len(members)))
-    metadata = _metadata(json.loads((configs / "metadata.json").read_text("utf-8")), run)
+    metadata = _metadata(read_json(configs / "metadata.json"), run)
     write_json(output / "configs" / "metadata.json", metadata)
     write_bytes(output / "docs" / "README.md", _card(metadata, run).encode())
     write_bytes(output / "LICENSE", (source / "LICENSE").read_bytes())
@@ -105,7 +97,9 @@ def _network(run: TrainedRun) -> dict[str, Any]:
 
 
 def _neutral(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _NEUTRAL.get(key, value) for key, value in values.items()}
+    """Settings that name places, people and studies as they ship; the run is the bundle's own folder."""
+    hidden = {name: SETTINGS[name].default for name in PRIVATE_SETTINGS & SETTINGS.keys()} | {"run_dir": "."}
+    return {key: hidden.get(key, value) for key, value in values.items()}
 
 
 def _inference(network: dict[str, Any], count: int) -> dict[str, Any]:
@@ -134,8 +128,7 @@ def _metadata(metadata: dict[str, Any], run: TrainedRun) -> dict[str, Any]:
 
 
 def _metrics(run: TrainedRun) -> dict[str, float]:
-    path = run.folder / "metrics.json"
-    test = json.loads(path.read_text("utf-8")).get("test") if path.is_file() else None
+    test = read_json(run.run.metrics).get("test") if run.run.metrics.is_file() else None
     return {"test_auc": test["ensemble_auc"]} if test else {}
 
 

@@ -1,6 +1,6 @@
-"""A finished run folder read back for a report: settings, curves of training, held-out scores, operating point."""
+"""A run folder: what every file of it is called, and how each is read back."""
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,111 @@ from scipy.special import expit
 from mri_alm.bundle.settings import PRIVATE_SETTINGS
 from mri_alm.errors import InputError
 from mri_alm.metrics.threshold import OperatingPoint, one_score_per_patient
-from mri_alm.runtime.files import sha256
+from mri_alm.runtime.files import DamagedFileError, read_json, sha256
 from mri_alm.runtime.tables import read_table
+
+
+class SplitFolder:
+    """What one split leaves in a run folder.
+
+    Attributes:
+        name: Such as ``"split_3"``.
+        path: The folder; TensorBoard's event files lie there too.
+        model: Weights of the epoch that is kept.
+        last: All that the next epoch depends on.
+        previous: The ``last`` before, in case that one is damaged.
+        record: Best epoch and every epoch's report; makes the split finished.
+        held_out: Scores of the validation exams by :attr:`model`.
+        result: In place of the two, of a CIFAR run: with the scores of all test images.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.name, self.path = path.name, path
+        self.model, self.last, self.previous = (path / f"{name}.pt" for name in ("model", "last", "previous"))
+        self.record, self.held_out, self.result = path / "split.json", path / "validation.csv", path / "result.json"
+
+
+class RunFolder:
+    """The files of ``runs/<name>``, or of what `pipelines/export_bundle.py` made of one.
+
+    Args:
+        path: The folder; it need not exist yet.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.config, self.threshold, self.metrics = (
+            self.path / f"{name}.json" for name in ("config", "threshold", "metrics")
+        )
+        self.scores, self.held_out, self.splits = (
+            self.path / f"{name}.csv" for name in ("scores", "heldout", "splits")
+        )
+        self.report, self.lock = self.path / "report.html", self.path / ".lock"
+        self.mlflow_ids, self.mlflow_store = self.path / "mlflow.json", self.path / "mlflow.db"
+        self.mlflow_artifacts = self.path / "mlflow_artifacts"
+
+    def split(self, split: int | str) -> SplitFolder:
+        """A split by its number or its name."""
+        return SplitFolder(self.path / (split if isinstance(split, str) else f"split_{split}"))
+
+    def split_lock(self, split: int) -> Path:
+        """Held by the process that trains a split."""
+        return self.path / f".split_{split}.lock"
+
+    def weights(self, name: str) -> Path:
+        """The weights of a member by its split's name, in either form: an exported bundle has safetensors."""
+        exported = self.path / "models" / f"{name}.safetensors"
+        return exported if exported.is_file() else self.split(name).model
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """``config.json``: ``settings``, ``versions``, ``config`` (macros resolved).
+
+        Raises:
+            DamagedFileError: If it is not what was written.
+            FileNotFoundError: If there is none.
+        """
+        return read_json(self.config)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings by name, as the run wrote them."""
+        found: dict[str, Any] = self.record["settings"]
+        return found
+
+    @property
+    def public_settings(self) -> dict[str, Any]:
+        """Those that a shared file may show."""
+        return {name: value for name, value in self.settings.items() if name not in PRIVATE_SETTINGS}
+
+    def operating_point(self) -> tuple[OperatingPoint, dict[str, str]]:
+        """The threshold, and SHA-256 of each member's weights that it belongs to, by split.
+
+        Raises:
+            InputError: If the file is damaged, or names a file elsewhere.
+        """
+        fields = read_json(self.threshold)
+        checkpoints: dict[str, str] = fields.pop("checkpoints")
+        if wrong := [name for name in checkpoints if Path(name).name != name]:
+            raise InputError(f"{self.threshold} names a checkpoint outside the folder: {wrong[0]}.")
+        return OperatingPoint.from_json(fields), checkpoints
+
+    def trained_exams(self) -> list[dict[str, str]]:
+        """Study, patient and label of all training exams.
+
+        Raises:
+            InputError: If the table cannot be read.
+        """
+        return read_table(self.splits, ("study", "patient", "label"))
+
+    def digests(self, checkpoints: Mapping[str, str]) -> dict[str, str]:
+        """File to SHA-256: config and checkpoints."""
+        return {self.config.name: sha256(self.config)} | {f"{k}/model.pt": digest for k, digest in checkpoints.items()}
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a report needs of ``runs/<name>``.
+    """What a report needs of a finished run.
 
     Attributes:
         settings: Of the training, without places on the machine.
@@ -58,23 +156,21 @@ def read_run(folder: Path) -> RunRecord:
     Raises:
         InputError: If the run is not finished, or a file cannot be read.
     """
+    run = RunFolder(folder)
     try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
-        threshold = json.loads((folder / "threshold.json").read_text("utf-8"))
-        metrics = json.loads((folder / "metrics.json").read_text("utf-8"))
-        checkpoints = threshold.pop("checkpoints")
-        splits = {name: json.loads((folder / name / "split.json").read_text("utf-8")) for name in checkpoints}
-        held_out = read_table(folder / "heldout.csv", ("study", "label", "logit"))
-        trained = read_table(folder / "splits.csv", ("study", "patient", "label"))
+        point, checkpoints = run.operating_point()
+        metrics = read_json(run.metrics)
+        splits = {name: read_json(run.split(name).record) for name in checkpoints}
+        held_out, trained = read_table(run.held_out, ("study", "label", "logit")), run.trained_exams()
         patient = {row["study"]: row["patient"] for row in trained}
         members = {"validation": metrics["validation_auc"]["members"]}
         if "test" in metrics:
             members["test"] = metrics["test"]["member_auc"]["members"]
         return RunRecord(
-            settings={name: value for name, value in config["settings"].items() if name not in PRIVATE_SETTINGS},
-            exclude=tuple(map(str, config["settings"].get("exclude") or ())),
-            versions=config["versions"],
-            point=OperatingPoint.from_json(threshold),
+            settings=run.public_settings,
+            exclude=tuple(map(str, run.settings.get("exclude") or ())),
+            versions=run.record["versions"],
+            point=point,
             held_out=one_score_per_patient(
                 [patient[row["study"]] for row in held_out],
                 np.array([int(row["label"]) for row in held_out]),
@@ -87,14 +183,15 @@ def read_run(folder: Path) -> RunRecord:
             best_epoch={name: int(split["best"]["epoch"]) for name, split in splits.items()},
             members=members,
             checkpoints=checkpoints,
-            digests={"config.json": sha256(folder / "config.json")}
-            | {f"{name}/model.pt": digest for name, digest in checkpoints.items()},
+            digests=run.digests(checkpoints),
         )
     except OSError as error:
         raise InputError(
             f"{error.filename}: cannot be read ({error.strerror}). --run takes the folder of a finished training."
         ) from None
     except (KeyError, ValueError) as error:
+        if isinstance(error, InputError) and not isinstance(error, DamagedFileError):
+            raise
         raise InputError(
             f"{folder} is no run folder of this version ({error.__class__.__name__}: {error}). Start its training "
             "command again, which goes on from what is finished and writes the files anew."

@@ -1,34 +1,110 @@
-"""What a run's settings may be, which may change between two starts, and which no shared file shows."""
+"""The one table of settings (``settings.yaml``) and what comes from it: checks, and which are free and private.
 
+``docs/settings.md`` is written from it too (``make settings``).
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from mri_alm.errors import InputError
 
-PRIVATE_SETTINGS = (  # no shared file shows them: places, which name people and machines, and names of studies
-    "run_dir", "cache_dir", "cohort", "data", "bundle_root", "part", "only_split", "threads", "exclude", "tracking",
-    "tracking_uri", "backend", "workers", "ray_address", "gpus_per_task", "save_execute_config",
-)  # fmt: skip
 
-FREE_SETTINGS = (  # may change between two starts of one run; the last five are what configs/multi_gpu.json sets
-    "allow_outside_paths", "splits", "only_split", "max_fn", "fpr_rule", "threads", "run_dir", "cache_dir",
-    "backend", "workers", "ray_address", "gpus_per_task", "tracking", "tracking_uri",
-    "device", "local_rank", "replica", "initialize", "finalize",
-)  # fmt: skip
-PACKAGES = ("mri-alm", "torch", "monai", "SimpleITK", "numpy", "scikit-learn")
-_RANGES = {
-    "splits": (1, 1000), "max_epochs": (1, 100_000), "batch_size": (1, 100_000), "max_fn": (0, 1_000_000),
-    "threads": (1, 1024), "phantom_train": (1, 1_000_000), "phantom_test": (1, 1_000_000),
-    "negative_bank": (0, 10_000_000), "workers": (1, 10_000),
+@dataclass(frozen=True)
+class Setting:
+    """A line of the table.
+
+    Attributes:
+        name: Its key in the config, and its flag on the command line.
+        default: That of the entry config; a text that begins with ``$`` is an expression.
+        kind: A key of :data:`KINDS`.
+        meaning: For people, in Markdown.
+        group: Its heading.
+        config: Whose setting it is: ``"prostate_alm"``, ``"inference"`` or ``"cifar"``.
+        none: Whether it may be None.
+        least: Of a whole number.
+        most: Of a whole number.
+        free: Whether it may change between two starts of one run.
+        private: Whether no shared file shows it: places, which name people and machines, and names of studies.
+        real: What to choose for a real cohort, in Markdown.
+    """
+
+    name: str
+    default: Any
+    kind: str
+    meaning: str
+    group: str
+    config: str
+    none: bool = False
+    least: int = 0
+    most: int = 0
+    free: bool = False
+    private: bool = False
+    real: str | int = ""
+
+    def problem(self, value: Any) -> str:
+        """What is wrong with a value, from "must be" on; empty if nothing is. Expressions are not looked into."""
+        if (isinstance(value, str) and value.startswith(("$", "@"))) or (value is None and self.none):
+            return ""
+        fits, words = KINDS[self.kind]
+        if self.kind == "whole":
+            fine = fits(value) and self.least <= value <= self.most
+            return "" if fine else f"must be a whole number from {self.least} to {self.most}"
+        return "" if fits(value) else f"must be {words}"
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite number, 0 or more; True and False are none."""
+    return type(value) in (int, float) and 0 <= value < math.inf
+
+
+def _is_triple(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == 3 and all(is_number(v) and v > 0 for v in value)
+
+
+KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "whole": (lambda value: type(value) is int, "a whole number"),
+    "number": (is_number, "a number, 0 or more"),
+    "flag": (lambda value: isinstance(value, bool), "True or False"),
+    "text": (lambda value: isinstance(value, (str, Path)), "a text"),
+    "triple": (_is_triple, 'three numbers greater than 0, such as "[40, 40, 28]"'),
+    "list": (lambda value: isinstance(value, (list, tuple)), 'a list, such as "[8, 16, 32]"'),
+    "any": (lambda _: True, ""),
+}
+
+
+def _read() -> dict[str, dict[str, Setting]]:
+    table = yaml.safe_load(Path(__file__).with_name("settings.yaml").read_text("utf-8"))
+    return {
+        config: {
+            name: Setting(name=name, group=group, config=config, **fields)
+            for group, settings in groups.items()
+            for name, fields in settings.items()
+        }
+        for config, groups in table.items()
+    }
+
+
+TABLE = _read()
+SETTINGS: Mapping[str, Setting] = TABLE["inference"] | TABLE["cifar"] | TABLE["prostate_alm"]
+RENAMED_SETTINGS = {  # since 0.2: the old spelling is understood, with a hint
+    "acting": "constraints_in_gradient", "address": "ray_address", "bank": "negative_bank",
+    "blank": "zeroed_channels", "outside": "allow_outside_paths", "split": "only_split",
 }  # fmt: skip
-_NUMBERS = (
-    "validation", "positive_weight", "gamma", "margin", "mu0_ratio", "rho", "mu_margin", "delta", "learning_rate",
-    "weight_decay", "dropout", "beta", "max_margin", "ldam_scale", "gpus_per_task",
-)  # fmt: skip
-_TRIPLES = ("size", "spacing")
+FREE_SETTINGS = frozenset(name for name, setting in SETTINGS.items() if setting.free)
+PRIVATE_SETTINGS = frozenset(
+    [name for settings in TABLE.values() for name, setting in settings.items() if setting.private]
+    + [*(old for old, new in RENAMED_SETTINGS.items() if SETTINGS[new].private)]
+    + ["bundle_root", "part", "save_execute_config"]
+)
 
 
-def check_values(config: dict[str, Any]) -> None:
-    """Refuse words that the command line took for text, and counts out of range.
+def check_values(config: Mapping[str, Any]) -> None:
+    """Refuse words that the command line took for text, and values that no setting can have.
 
     Raises:
         InputError: Naming the setting, its value and the values allowed.
@@ -37,34 +113,15 @@ def check_values(config: dict[str, Any]) -> None:
         if isinstance(value, str) and value.lower() in ("true", "false", "none", "null"):
             word = value.capitalize() if value.lower() in ("true", "false") else "'$None'"
             raise InputError(f'{name} is the text "{value}". Write {word}.')
-    for name, (low, high) in _RANGES.items():
-        value = config.get(name)
-        if name in config and not _is_expression(value) and not (type(value) is int and low <= value <= high):
-            raise InputError(f"{name} must be a whole number from {low} to {high}, got {value}.")
-    for name in _NUMBERS:
-        if name in config and not _is_expression(config[name]) and not _is_number(config[name]):
-            raise InputError(f"{name} must be a number, 0 or more, got {config[name]}.")
-    for name in _TRIPLES:
-        value = config.get(name, (1, 1, 1))
-        if not isinstance(value, (list, tuple)) or len(value) != 3 or not all(_is_number(v) and v > 0 for v in value):
-            raise InputError(f'{name} must be three numbers greater than 0, such as "[40, 40, 28]", got {value}.')
-    _check_grid(config)
-    split = config.get("only_split")
-    if split is not None and not (type(split) is int and 0 <= split < config["splits"]):
-        raise InputError(f"only_split must be a whole number below splits = {config['splits']}, got {split}.")
-
-
-def _check_grid(config: dict[str, Any]) -> None:
+    table = TABLE["inference"] if "trained" in config else SETTINGS
+    for name, value in config.items():
+        if name in table and (problem := table[name].problem(value)):
+            raise InputError(f"{name} {problem}, got {value}.")
     features, size = config.get("features"), config.get("size")
     if isinstance(features, list) and size is not None and min(size) < 2 ** len(features):
         raise InputError(
             f"size must be at least {2 ** len(features)}, as each of {len(features)} stages halves it: {size}."
         )
-
-
-def _is_expression(value: Any) -> bool:
-    return isinstance(value, str) and value.startswith(("$", "@"))
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value < float("inf")
+    split = config.get("only_split")
+    if split is not None and split >= config["splits"]:
+        raise InputError(f"only_split must be a whole number below splits = {config['splits']}, got {split}.")

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from mri_alm.bundle.checkpoints import load_tensors
 from mri_alm.bundle.inspection import inspect_config, refuse
+from mri_alm.bundle.run_folder import RunFolder
 from mri_alm.errors import InputError
 from mri_alm.metrics.threshold import OperatingPoint
-from mri_alm.runtime.files import read_json, sha256
+from mri_alm.runtime.files import sha256
 
 SCORE_COLUMNS = ("study", "logit", "score", "spread", "threshold", "dce_needed", "warnings")
 
@@ -49,7 +50,7 @@ class TrainedRun:
         folder: ``runs/<name>`` as written by ``configs/prostate_alm.json``, or what `pipelines/export_bundle.py` made
             of it.
         trust: False refuses a config that would run anything outside the allow-list
-            (:mod:`mri_alm.bundle.allowed_names`).
+            (:mod:`mri_alm.bundle.inspection`).
 
     Raises:
         InputError: If the run is not finished, its config is refused, or a checkpoint is not the one the threshold was
@@ -57,21 +58,22 @@ class TrainedRun:
     """
 
     def __init__(self, folder: Path | str, *, trust: bool = False) -> None:
-        self.folder = Path(folder)
-        for name in ("config.json", "threshold.json"):
-            if not (self.folder / name).is_file():
-                raise InputError(f"{self.folder} has no {name}: it is no finished run. Train it to the end first.")
-        record = read_json(self.folder / "config.json")
-        self.settings, self.config = record["settings"], record["config"]
-        threshold = read_json(self.folder / "threshold.json")
-        self.checkpoints: dict[str, str] = threshold.pop("checkpoints")
-        if wrong := [name for name in self.checkpoints if Path(name).name != name]:
-            raise InputError(f"{self.folder / 'threshold.json'} names a checkpoint outside the folder: {wrong[0]}.")
-        self.point = OperatingPoint.from_json(threshold)
+        self.run = RunFolder(folder)
+        for path in (self.run.config, self.run.threshold):
+            if not path.is_file():
+                raise InputError(
+                    f"{self.run.path} has no {path.name}: it is no finished run. Train it to the end first."
+                )
+        self.settings, self.config = self.run.settings, self.run.record["config"]
+        self.point, self.checkpoints = self.run.operating_point()
         if not trust:
-            path = self.folder / "config.json"
-            refuse(inspect_config(self.config, str(path)), path)
+            refuse(inspect_config(self.config, str(self.run.config)), self.run.config)
         self.parser = ConfigParser(deepcopy(self.config))
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.run.path
 
     def network(self) -> nn.Module:
         """One member without trained weights."""
@@ -82,8 +84,7 @@ class TrainedRun:
         """The members with their best weights, in evaluation mode; every checkpoint is checked against its digest."""
         members = []
         for name, digest in self.checkpoints.items():
-            path = self.folder / "models" / f"{name}.safetensors"  # of an exported bundle
-            path = path if path.is_file() else self.folder / name / "model.pt"
+            path = self.run.weights(name)
             if not path.is_file() or sha256(path) != digest:
                 raise InputError(
                     f"{path} is not the checkpoint that the threshold was set for: its SHA-256 differs, so it is "

@@ -17,8 +17,7 @@ from mri_alm.errors import InputError
 from mri_alm.metrics.ranking import auc, fpr_at_tpr
 from mri_alm.metrics.uncertainty import DelongTest, bootstrap_interval, delong_test, holm
 
-Array = NDArray[np.float64]
-Metric = Callable[[NDArray[np.generic], Array], Array]
+Metric = Callable[[NDArray[np.generic], NDArray[np.float64]], NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -29,20 +28,20 @@ class Trained:
         score: ``(S, R, N)`` logits: splits, seeds, test images.
     """
 
-    score: Array
+    score: NDArray[np.float64]
 
     @property
-    def members(self) -> Array:
+    def members(self) -> NDArray[np.float64]:
         """``(S, N)``, the trainings with the first seed."""
         return np.asarray(self.score[:, 0])
 
     @property
-    def ensemble(self) -> Array:
+    def ensemble(self) -> NDArray[np.float64]:
         """``(N,)``, mean logit over the splits, first seed."""
         return self.ensembles[0]
 
     @property
-    def ensembles(self) -> Array:
+    def ensembles(self) -> NDArray[np.float64]:
         """``(R, N)``, mean logit over the splits, one ensemble of each seed."""
         return np.asarray(self.score.mean(0))
 
@@ -51,9 +50,13 @@ class Trained:
 class FigureEstimates:
     """A figure (or several) with its 95 % interval, each ``(M,)``."""
 
-    value: Array
-    low: Array
-    high: Array
+    value: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+
+    def of(self, which: int) -> tuple[float, float, float]:
+        """One of them: value and ends."""
+        return float(self.value[which]), float(self.low[which]), float(self.high[which])
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ class TrainingComparison:
 
     delong: DelongTest
     difference: FigureEstimates
-    against: Array
+    against: NDArray[np.float64]
     gain: float
     gain_deviation: float
 
@@ -115,7 +118,7 @@ def _power(splits: int, effect: float) -> float:
 def auc_and_fprs(tpr: Sequence[float]) -> Metric:
     """AUC, then the FPR at each TPR, of labels and scores ``(B,)``."""
 
-    def of(label: NDArray[np.generic], score: Array) -> Array:
+    def of(label: NDArray[np.generic], score: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.array([auc(label, score), *(fpr_at_tpr(label, score, rate) for rate in tpr)])
 
     return of
@@ -148,7 +151,6 @@ def compare_trainings(
     tpr: Sequence[float],
     *,
     draws: int = 1000,
-    seed: int = 0,
 ) -> TrainingComparison:
     """One method against another, trained on the same splits.
 
@@ -158,7 +160,6 @@ def compare_trainings(
         baseline: The other's.
         tpr: See :func:`auc_and_fprs`.
         draws: Of the hierarchical bootstrap.
-        seed: Of the draws.
 
     Raises:
         InputError: If the two have not equally many splits.
@@ -167,7 +168,7 @@ def compare_trainings(
         raise InputError(f"Compared methods need the same splits, found {len(method.score)} and {len(baseline.score)}.")
     metric = auc_and_fprs(tpr)
     means = [np.mean([metric(label, score) for score in trained.ensembles], 0) for trained in (method, baseline)]
-    low, high = hierarchical_interval(metric, label, method, baseline, draws=draws, seed=seed)
+    low, high = hierarchical_interval(metric, label, method, baseline, draws=draws)
     gains = [auc(label, a) - auc(label, b) for a, b in zip(method.members, baseline.members, strict=True)]
     return TrainingComparison(
         delong=delong_test(label, method.ensemble, baseline.ensemble),
@@ -180,7 +181,7 @@ def compare_trainings(
 
 def hierarchical_interval(
     metric: Metric, label: NDArray[np.int64], method: Trained, baseline: Trained, *, draws: int = 1000, seed: int = 0
-) -> Array:
+) -> NDArray[np.float64]:
     """Percentile interval of the difference of two ensembles, over splits, seeds within a split, and test images.
 
     Each draw takes as many splits as there are, with replacement and the same for both methods; of every split and

@@ -89,57 +89,42 @@ class CifarResNet(nn.Module):
         return in_float32(self.head, maps.mean((2, 3)))
 
 
-def resnet10(
-    width: float = 1.0, *, outputs: int = 1, normalised: bool = False, cosine_scale: float = 30.0
-) -> CifarResNet:
-    """ResNet-10, four stages of one block, 64 to 512 channels: 4 898 625 parameters with one output.
+def resnet10(width: float = 1.0, *, normalised: bool = False, cosine_scale: float = 30.0) -> CifarResNet:
+    """ResNet-10, four stages of one block, 64 to 512 channels, one logit: 4 898 625 parameters.
 
     Args:
         width: Factor on all channels.
-        outputs: See `CifarResNet`.
         normalised: See `CifarResNet`.
         cosine_scale: See `CifarResNet`.
 
     References:
         He et al., CVPR 2016, with the 3 x 3 stem that is usual for CIFAR, as the authors of the ALM paper used it.
     """
-    features = _scaled((64, 128, 256, 512), width)
-    return _initialised(
-        CifarResNet(features, 1, outputs=outputs, normalised=normalised, cosine_scale=cosine_scale), "default"
-    )
+    return CifarResNet(_scaled((64, 128, 256, 512), width), 1, normalised=normalised, cosine_scale=cosine_scale)
 
 
-def resnet32(
-    width: float = 1.0, *, outputs: int = 10, normalised: bool = False, cosine_scale: float = 30.0
-) -> CifarResNet:
+def resnet32(width: float = 1.0, *, outputs: int = 10, normalised: bool = False) -> CifarResNet:
     """ResNet-32 for CIFAR, three stages of five blocks, 16 to 64 channels: 464 154 parameters with ten outputs.
 
     Args:
         width: Factor on all channels.
         outputs: See `CifarResNet`.
         normalised: See `CifarResNet`.
-        cosine_scale: See `CifarResNet`.
 
     References:
-        He et al., CVPR 2016, section 4.2 (n = 5, shortcuts without parameters), as Cao et al., NeurIPS 2019, used it.
+        He et al., CVPR 2016, section 4.2 (n = 5, shortcuts without parameters), as Cao et al., NeurIPS 2019, used it;
+        He et al.'s normal initialisation (2015), which deep residual networks start from.
     """
     features = _scaled((16, 32, 64), width)
-    return _initialised(
-        CifarResNet(features, 5, outputs=outputs, shortcut="padding", normalised=normalised, cosine_scale=cosine_scale),
-        "kaiming",
-    )
+    network = CifarResNet(features, 5, outputs=outputs, shortcut="padding", normalised=normalised)
+    for module in network.modules():
+        if isinstance(module, (nn.Conv2d, nn.Linear)):
+            nn.init.kaiming_normal_(module.weight)
+    return network
 
 
 def _scaled(features: Sequence[int], width: float) -> list[int]:
     return [round(channels * width) for channels in features]
-
-
-def _initialised(network: CifarResNet, how: Literal["default", "kaiming"]) -> CifarResNet:
-    """He et al.'s normal initialisation, which deep residual networks start from; or PyTorch's own."""
-    for module in network.modules() if how == "kaiming" else ():
-        if isinstance(module, (nn.Conv2d, nn.Linear)):
-            nn.init.kaiming_normal_(module.weight)
-    return network
 
 
 def _head(inputs: int, outputs: int, *, normalised: bool, scale: float) -> nn.Module:

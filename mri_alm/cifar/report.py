@@ -1,7 +1,7 @@
 """A finished (or half finished) binary table as Markdown, CSV and figure: ours, the paper's, and what chance does."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from mri_alm.cifar.comparison import Summary, Trained, TrainingComparison, adjusted, compare_trainings, summarise
-from mri_alm.cifar.table import NULL_SEED, BenchmarkTable, Method, Results, has_all_models
-from mri_alm.errors import InputError
+from mri_alm.cifar.table import NULL_SEED, BenchmarkTable, Method, Results, complete_methods, has_all_models
 from mri_alm.runtime.files import write_bytes
 from mri_alm.runtime.tables import write_csv
 
@@ -72,21 +71,13 @@ def make_report(
     Raises:
         InputError: If the baseline itself is not complete.
     """
-    counts = {key: sum((key, 0, k) in results for k in range(splits)) for key in keys}
-    methods = [table.method(key) for key in keys if counts[key] == splits]
-    if table.baseline not in [method.key for method in methods]:
-        raise InputError(
-            f"{table.name}: {table.baseline} has {counts.get(table.baseline, 0)} of {splits} models. Train it first."
-        )
+    methods, missing = complete_methods(table, results, keys, splits)
     label = np.array(results[table.baseline, 0, 0]["test"]["label"])
     trained = {method.key: _trained(results, method.key, splits) for method in methods}
     comparisons = {}
-    for method in methods:
-        against = method.loss if method.constrained else table.baseline
-        if against != method.key and against in trained:
-            comparisons[method.key] = compare_trainings(
-                label, trained[method.key], trained[against], table.tpr, draws=draws
-            )
+    for key, against in ((method.key, table.against(method)) for method in methods):
+        if against != key and against in trained:
+            comparisons[key] = compare_trainings(label, trained[key], trained[against], table.tpr, draws=draws)
     families = [[k for k in comparisons if table.method(k).constrained == side] for side in (True, False)]
     corrected: dict[str, float] = {}
     for family in filter(None, families):
@@ -99,7 +90,7 @@ def make_report(
         table=table,
         splits=splits,
         methods=methods,
-        missing={key: count for key, count in counts.items() if count < splits},
+        missing=missing,
         summaries={key: summarise(label, scores, table.tpr, draws=draws) for key, scores in trained.items()},
         comparisons=comparisons,
         holm=corrected,
@@ -107,13 +98,12 @@ def make_report(
     )
 
 
-def write_table_report(report: TableReport, folder: Path) -> None:
-    """Write ``table.md``, ``table.csv`` and ``figure.png``."""
-    write_bytes(folder / "table.md", to_markdown(report).encode())
-    rows = [_flat(report, method) for method in report.methods]
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    write_csv(folder / "table.csv", columns, [dict.fromkeys(columns, "") | row for row in rows])
+def write_table_report(report: TableReport, folder: Path) -> str:
+    """Write ``table.md``, ``table.csv`` and ``figure.png``; returns the Markdown."""
+    text = to_markdown(report)
+    write_both(folder, text, [_flat(report, method) for method in report.methods])
     _draw(report, folder / "figure.png")
+    return text
 
 
 def to_markdown(report: TableReport) -> str:
@@ -127,23 +117,17 @@ def to_markdown(report: TableReport) -> str:
         f"# {report.table.name}, protocol `{report.table.protocol}`",
         f"{_models(report.splits)}, all numbers in percent; ours with 95 % intervals over test images. "
         f"Paper: {report.table.source}, ensembles of ten at full width.",
-        *(_line(row) for row in [head, ["---"] * len(head), *(_row(report, method) for method in report.methods)]),
+        markdown_table(head, (_row(report, method) for method in report.methods)),
         "## Against the baseline",
         _AGAINST,
     ]
     head = ["method", "AUC", *rates, "DeLong p", "p (Holm)", "mean AUC of single models", "splits to settle"]
-    compared = [_compared(report, key) for key in report.comparisons]
-    text += [_line(row) for row in [head, ["---"] * len(head), *compared]]
+    text.append(markdown_table(head, (_compared(report, key) for key in report.comparisons)))
     if report.acting:
         head = ["method", *next(iter(report.acting.values()))]
-        text += ["## What the constraint did", _ACTING]
-        rows = [[report.table.method(k).name, *map(_two_digits, a.values())] for k, a in report.acting.items()]
-        text += [_line(row) for row in [head, ["---"] * len(head), *rows]]
-    if report.missing:
-        text.append(
-            "Not complete: " + ", ".join(f"{k} {n} of {report.splits}" for k, n in report.missing.items()) + "."
-        )
-    return _joined(text)
+        rows = ([report.table.method(k).name, *map(_two_digits, a.values())] for k, a in report.acting.items())
+        text += ["## What the constraint did", _ACTING, markdown_table(head, rows)]
+    return joined([*text, *not_complete(report.missing, report.splits)])
 
 
 def _trained(results: Results, key: str, splits: int) -> Trained:
@@ -159,8 +143,8 @@ def _acting(results: Results, key: str, splits: int) -> dict[str, float]:
     return {"gradient ratio 10 %": float(low), "median": float(middle), "90 %": float(high)} | last
 
 
-def _percent(value: float, low: float, high: float, *, sign: str = "") -> str:
-    return f"{100 * value:{sign}.1f} [{100 * low:{sign}.1f}, {100 * high:{sign}.1f}]"
+def _percent(*estimate: float, sign: str = "") -> str:
+    return bracketed(*(100 * value for value in estimate), sign=sign)
 
 
 def _two_digits(value: float) -> str:
@@ -171,20 +155,15 @@ def _models(splits: int) -> str:
     return "Single models" if splits == 1 else f"Ensembles of {splits} models"
 
 
-def _spread(mean: float, deviation: float, models: int, *, sign: str = "") -> str:
-    return f"{100 * mean:{sign}.1f}" + (f" ± {100 * deviation:.1f}" if models > 1 else "")
-
-
 def _row(report: TableReport, method: Method) -> list[str]:
     summary = report.summaries[method.key]
     ours = summary.ensemble
     order = [*range(1, len(ours.value)), 0]  # the paper prints the AUC last
     cells = [method.name]
     for position, which in enumerate(order):
-        cells.append(_percent(ours.value[which], ours.low[which], ours.high[which]))
-        printed = method.printed[position] if method.printed else None
-        cells += ["-", "-"] if printed is None else [f"{printed:g}", f"{100 * ours.value[which] - printed:+.1f}"]
-    cells.append(_spread(summary.average, summary.deviation, report.splits))
+        cells.append(_percent(*ours.of(which)))
+        cells += beside_paper(100 * ours.value[which], method.printed[position] if method.printed else None)
+    cells.append(spread(100 * summary.average, 100 * summary.deviation, report.splits))
     mean = method.printed[len(order) :]
     return [*cells, f"{mean[0]:g} ± {mean[1]:g}" if mean else "-"]
 
@@ -192,26 +171,14 @@ def _row(report: TableReport, method: Method) -> list[str]:
 def _compared(report: TableReport, key: str) -> list[str]:
     found = report.comparisons[key]
     name = f"**null**: {report.table.baseline}, other seeds" if key == NULL else report.table.method(key).name
-    parts = zip(found.difference.value, found.difference.low, found.difference.high, strict=True)
+    differences = [_percent(*found.difference.of(which), sign="+") for which in range(len(found.against))]
     settle = found.splits_to_settle
     return [
-        name, *(_percent(*part, sign="+") for part in parts), f"{found.delong.p_value:.2g}",
+        name, *differences, f"{found.delong.p_value:.2g}",
         f"{report.holm[key]:.2g}" if key in report.holm else "-",
-        _spread(found.gain, found.gain_deviation, report.splits, sign="+"),
+        spread(100 * found.gain, 100 * found.gain_deviation, report.splits, sign="+"),
         "-" if key == NULL or not np.isfinite(settle) else f"{settle:.0f}" if settle <= 1000 else "> 1000",
     ]  # fmt: skip
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def _joined(text: Sequence[str]) -> str:
-    """Lines to Markdown: rows of a table stay together, all else stands apart."""
-    out = ""
-    for before, line in zip(["", *text], text, strict=False):
-        out += ("\n" if before.startswith("|") and line.startswith("|") else "\n\n" if before else "") + line
-    return out + "\n"
 
 
 def _flat(report: TableReport, method: Method) -> dict[str, Any]:
@@ -219,22 +186,15 @@ def _flat(report: TableReport, method: Method) -> dict[str, Any]:
     names = ["auc", *(f"fpr_at_{100 * rate:g}" for rate in report.table.tpr)]
     row: dict[str, Any] = {"method": method.key, "name": method.name, "models": summary.members,
                            "mean_auc": summary.average, "sd_auc": summary.deviation}  # fmt: skip
+    ends = ("", "_low", "_high")
+    found = report.comparisons.get(method.key)
     for i, name in enumerate(names):
-        row |= {
-            name: summary.ensemble.value[i],
-            f"{name}_low": summary.ensemble.low[i],
-            f"{name}_high": summary.ensemble.high[i],
-        }
+        row |= {f"{name}{end}": value for end, value in zip(ends, summary.ensemble.of(i), strict=True)}
         if method.printed:
             row[f"{name}_paper"] = method.printed[i - 1 if i else len(names) - 1] / 100
-        if found := report.comparisons.get(method.key):
-            parts = zip(
-                ("", "_low", "_high"),
-                (found.difference.value, found.difference.low, found.difference.high),
-                strict=True,
-            )
-            row |= {f"{name}_difference{end}": values[i] for end, values in parts}
-    if found := report.comparisons.get(method.key):
+        if found:
+            row |= {f"{name}_difference{end}": v for end, v in zip(ends, found.difference.of(i), strict=True)}
+    if found:
         row |= {"delong_p": found.delong.p_value, "holm_p": report.holm[method.key]}
     return row
 
@@ -242,7 +202,8 @@ def _flat(report: TableReport, method: Method) -> dict[str, Any]:
 def _draw(report: TableReport, path: Path) -> None:
     """FPR at high TPR: each base loss alone against the same loss with the constraint, a point per method; the null."""
     rates, baseline = report.table.tpr, report.table.baseline
-    pairs = [(m.name, report.comparisons[m.key]) for m in report.methods if m.constrained]
+    drawn = [m for m in report.methods if m.constrained and m.key in report.comparisons]
+    pairs = [(m.name, report.comparisons[m.key]) for m in drawn]
     if NULL in report.comparisons:
         pairs.append((f"null: {report.table.method(baseline).name}, other seeds", report.comparisons[NULL]))
     with mpl.rc_context({"font.size": 9}):
@@ -252,8 +213,7 @@ def _draw(report: TableReport, path: Path) -> None:
             axes.plot([0, 100], [0, 100], color="0.7", linewidth=1)
             for i, (name, compared) in enumerate(pairs):
                 x = 100 * compared.against[column]
-                difference = compared.difference
-                y, low, high = (100 * part[column] for part in (difference.value, difference.low, difference.high))
+                y, low, high = (100 * part for part in compared.difference.of(column))
                 beyond = [[max(y - low, 0)], [max(high - y, 0)]]
                 style = {"color": "black", "marker": "x"} if name.startswith(NULL) else {"color": f"C{i % 10}"}
                 style = {"marker": "os^vD"[i // 10 % 5]} | style
@@ -268,3 +228,41 @@ def _draw(report: TableReport, path: Path) -> None:
         buffer = io.BytesIO()
         figure.savefig(buffer, dpi=100, metadata={"Software": None})
     write_bytes(path, buffer.getvalue())
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))
+
+
+def joined(paragraphs: Iterable[str]) -> str:
+    """Paragraphs, headings and tables to a page."""
+    return "\n\n".join(paragraphs) + "\n"
+
+
+def write_both(folder: Path, text: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Write ``table.md``, and ``table.csv`` of rows that may lack columns of others."""
+    write_bytes(folder / "table.md", text.encode())
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    write_csv(folder / "table.csv", columns, [dict.fromkeys(columns, "") | row for row in rows])
+
+
+def bracketed(value: float, low: float, high: float, *, sign: str = "") -> str:
+    """A number with its interval."""
+    return f"{value:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"
+
+
+def spread(mean: float, deviation: float, models: int, *, sign: str = "") -> str:
+    """A mean with its standard deviation, which one model does not have."""
+    return f"{mean:{sign}.1f}" + (f" ± {deviation:.1f}" if models > 1 else "")
+
+
+def beside_paper(value: float, printed: float | None) -> list[str]:
+    """The paper's number and the difference from it."""
+    return ["-", "-"] if printed is None else [f"{printed:g}", f"{value - printed:+.1f}"]
+
+
+def not_complete(missing: Mapping[str, int], splits: int) -> list[str]:
+    """A sentence on the methods that lack models, where there are any."""
+    rows = ", ".join(f"{key} {count} of {splits}" for key, count in missing.items())
+    return [f"Not complete: {rows}."] if missing else []

@@ -36,7 +36,6 @@ class ImageSet:
     Attributes:
         image: ``(N, 3, 32, 32)`` uint8; the training images first, then the test images.
         label: ``(N,)`` int64: 1 for the critical class and 0 otherwise, or the class of a long-tailed set.
-        origin: ``(N,)`` int64, the image's row in the archive's training or test part.
         tests: Number of test images, the last of the rows.
         splits: One draw each.
         record: How the set was made, for result files.
@@ -62,8 +61,7 @@ class ImageSet:
         record: dict[str, Any],
     ) -> None:
         self.image = np.concatenate([archive.train.image[chosen[0]], archive.test.image[chosen[1]]])
-        self.label, self.origin = labels, np.concatenate(chosen)
-        self.tests = len(chosen[1])
+        self.label, self.tests = labels, len(chosen[1])
         self.splits, self.record = list(splits), record
         self.manifest = Path(folder).resolve() / str(record["dataset"])
         self._digest = hashlib.sha256(self.image.tobytes()).hexdigest()
@@ -94,12 +92,6 @@ class ImageSet:
         for rows in (self.splits[split].training, self.label[self.splits[split].training]):
             state.update(rows.astype(np.int64).tobytes())
         return state.hexdigest()
-
-    def written(self, split: int) -> dict[str, Any]:
-        """A split in terms of the archive's rows, with how it was drawn."""
-        draw = self.splits[split]
-        rows = {"training": self.origin[draw.training].tolist(), "validation": self.origin[draw.validation].tolist()}
-        return self.record | {"split": split, "counts": list(self.counts(split))} | rows
 
 
 def binary_set(

@@ -1,22 +1,16 @@
-"""What a table of the paper asks for, and the training of what it still lacks, each model resumed where it was cut off.
+"""What a table of the paper asks for: settings, methods, the trainings of each, and the results that are there.
 
 The tables themselves (settings, the printed numbers and where they are printed) are data: ``tables.json``.
 """
 
-import difflib
 import json
-import logging
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mri_alm.errors import InputError
-from mri_alm.runtime.files import write_bytes
-from mri_alm.runtime.locks import InUseError, exclusive_lock
-from mri_alm.runtime.tasks import Pool, TaskResult, run_tasks
+from mri_alm.bundle.config import choose
+from mri_alm.errors import InputError, did_you_mean
 
 Results = Mapping[tuple[str, int, int], Mapping[str, Any]]  # by method, seed and split
 
@@ -63,7 +57,7 @@ class BenchmarkTable:
     Attributes:
         name: Such as ``"cifar10_binary_100"``.
         protocol: Such as ``"paper"`` or ``"quick"``; results of different protocols lie apart and are never mixed.
-        config: The bundle config.
+        config: The bundle config and what is laid over it, in the order that MONAI merges them.
         settings: Overrides for all methods.
         splits: Number of splits of the protocol.
         tpr: True-positive rates of the binary columns; empty for multi-class tables.
@@ -81,11 +75,14 @@ class BenchmarkTable:
 
     def __init__(self, path: Path, name: str, protocol: str, tuned: Path | None = None) -> None:
         self._all = json.loads(path.read_text("utf-8"))
-        self._table = _pick(self._all["tables"], name, "table")
-        chosen = _pick(self._all["protocols"], protocol, "protocol")
+        self._table = choose(self._all["tables"], name, "table")
+        chosen = choose(self._all["protocols"], protocol, "protocol")
         self.name, self.protocol = name, protocol + ("_tuned" if tuned else "")
-        self._tuned: dict[str, Any] = _tuned_methods(tuned, name, protocol) if tuned else {}
-        self.config: str = self._table["config"]
+        self._tuned: dict[str, Any] = {}
+        if tuned:
+            protocols = choose(json.loads(tuned.read_text("utf-8")), name, "tuned table")
+            self._tuned = choose(protocols, protocol, "tuned protocol")["methods"]
+        self.config: list[str] = self._table["config"]
         kind = "binary" if "tpr" in self._table else "longtail"
         self.settings: dict[str, Any] = chosen[kind] | self._table["settings"]
         self.splits: int = chosen["splits"]
@@ -103,28 +100,33 @@ class BenchmarkTable:
         Raises:
             InputError: If the variant or the loss is unknown, or the authors published no value for it.
         """
-        variant, loss = "", key
-        for name in self._all["variants"]:
-            if name and key.startswith(f"{name}_"):
-                variant, loss = name, key.removeprefix(f"{name}_")
-        if loss not in self._all["losses"]:
-            known = [*self._all["losses"], *(f"{v}_{self.baseline}" for v in self._all["variants"] if v)]
-            near = difflib.get_close_matches(key, known, 1, 0.5)
-            hint = f' Did you mean "{near[0]}"?' if near else ""
-            raise InputError(f'There is no method "{key}".{hint} A method is a loss, or a variant and a loss: {known}.')
+        losses, variants = self._all["losses"], [name for name in self._all["variants"] if name]
+        variant, _, loss = ("", "", key) if key in losses else key.partition("_")
+        if key not in losses and not (variant in variants and loss in losses):
+            known = [*losses, *(f"{name}_{self.baseline}" for name in variants)]
+            hint = did_you_mean(key, known)
+            raise InputError(f'There is no method "{key}". {hint}A method is a loss, or a variant and a loss: {known}.')
         made = self._all["variants"][variant]
-        settings = {"loss": loss} | self._table["loss_settings"].get(loss, {}) | made["settings"]
+        settings: dict[str, Any] = {"loss": loss}
+        for place in (self._all, self._table):
+            settings |= place.get("loss_settings", {}).get(loss, {})
+        settings |= made["settings"]
         if variant == "published":
-            if loss not in self._table["published"]:
+            if loss not in self._table.get("published", {}):
                 raise InputError(f"{self.name}: no published mu0 and delta for {loss}.")
             settings |= dict(zip(("mu0", "delta"), self._table["published"][loss], strict=True))
         settings |= self._tuned.get(key, {})
         printed = self._table["paper"].get(f"alm_{loss}" if variant == "published" else key, ())
-        return Method(key, made["name"].format(self._all["losses"][loss]), loss, settings, tuple(printed))
+        return Method(key, made["name"].format(losses[loss]), loss, settings, tuple(printed))
+
+    def against(self, method: Method) -> str:
+        """The method that one is compared with: its loss alone; a loss with the baseline."""
+        return method.loss if method.constrained else self.baseline
 
     def custom(self, settings: Mapping[str, Any], split: int) -> Training:
-        """A training with any settings, outside the rows of the table."""
-        return Training(Method("custom", "custom", str(settings["loss"]), dict(settings), ()), 0, split)
+        """A training with any settings, outside the rows of the table; its key says them."""
+        key = ",".join(f"{name}={value}" for name, value in sorted(settings.items()))
+        return Training(Method(key, key, str(settings["loss"]), dict(settings), ()), 0, split)
 
     def methods(self) -> list[str]:
         """The rows that the paper prints."""
@@ -153,10 +155,12 @@ class BenchmarkTable:
 
     def result(self, results: Path, training: Training) -> Path:
         """The result file of one training."""
-        name = (
-            f"split_{training.split}.json" if not training.seed else f"split_{training.split}_seed_{training.seed}.json"
-        )
-        return self.folder(results) / training.method.key / name
+        seed = f"_seed_{training.seed}" if training.seed else ""
+        return self.folder(results) / training.method.key / f"split_{training.split}{seed}.json"
+
+    def asked(self, training: Training) -> dict[str, Any]:
+        """What a training is asked for, as its result file keeps it."""
+        return {"table": self.name, "protocol": self.protocol, "settings": self.settings | training.method.settings}
 
     def overrides(self, training: Training, data: Path, runs: Path) -> dict[str, Any]:
         """The settings of one training, for the bundle config."""
@@ -185,8 +189,7 @@ def read_results(
         path = table.result(results, training)
         if path.exists():
             content = json.loads(path.read_text("utf-8"))
-            wanted = {"table": table.name, "protocol": table.protocol, "settings": _plain(table, training)}
-            for name, value in wanted.items():
+            for name, value in table.asked(training).items():
                 if content.get(name) != value:
                     raise InputError(
                         f"{path} has {name} {content.get(name)}, but the table asks for {value}. "
@@ -201,115 +204,17 @@ def has_all_models(results: Results, key: str, seed: int, splits: int) -> bool:
     return all((key, seed, split) in results for split in range(splits))
 
 
-def described(table: BenchmarkTable, training: Training, result: dict[str, Any]) -> dict[str, Any]:
-    """A training's result with what it was asked for, as it is kept."""
-    head = {"table": table.name, "protocol": table.protocol, "settings": _plain(table, training)}
-    return head | {"method": training.method.key} | result
-
-
-def _plain(table: BenchmarkTable, training: Training) -> dict[str, Any]:
-    return table.settings | training.method.settings
-
-
-def _tuned_methods(path: Path, name: str, protocol: str) -> dict[str, Any]:
-    tables = json.loads(path.read_text("utf-8"))
-    methods: dict[str, Any] = _pick(_pick(tables, name, "tuned table"), protocol, "tuned protocol")["methods"]
-    return methods
-
-
-def _pick(options: dict[str, Any], name: str, what: str) -> Any:
-    if name not in options:
-        raise InputError(f'There is no {what} "{name}". Choose one of: {", ".join(options)}.')
-    return options[name]
-
-
-logger = logging.getLogger("mri_alm.benchmark")
-
-
-def train_missing(
-    table: BenchmarkTable, trainings: Sequence[Training], *, data: Path, runs: Path, results: Path, pool: Pool
-) -> int:
-    """Train every model whose result file is not there yet; after each, say how long the rest will take.
-
-    Several processes may do so with one results folder, on several machines: each model is trained by one of them.
-
-    Args:
-        table: What is trained.
-        trainings: In this order.
-        data: Where the CIFAR archive lies.
-        runs: Checkpoints; may be deleted when all is done.
-        results: Where the result files go.
-        pool: Where the models are trained.
-
-    Returns:
-        How many were trained now.
+def complete_methods(
+    table: BenchmarkTable, results: Results, keys: Iterable[str], splits: int
+) -> tuple[list[Method], dict[str, int]]:
+    """The methods that have all their models, in order, and how many the others have.
 
     Raises:
-        InputError: If the settings or the archive cannot be used.
+        InputError: If the baseline is not complete.
     """
-    waiting = [training for training in trainings if not table.result(results, training).exists()]
-    logger.info("%s, protocol %s: %d of %d models trained.", table.name, table.protocol,
-                len(trainings) - len(waiting), len(trainings))  # fmt: skip
-    start = time.monotonic()
-    failed: list[TaskResult] = []
-    elsewhere = 0
-    task = partial(_train_and_keep, table, data=data, runs=runs, results=results)
-    for number, outcome in enumerate(run_tasks(task, waiting, pool), 1):
-        training = outcome.item
-        name = f"{training.method.key} split {training.split} seed {training.seed}"
-        if isinstance(outcome.error, InUseError):
-            logger.info("%s: another process is at it.", name)
-            elsewhere += 1
-            continue
-        if outcome.error:
-            logger.error("%s failed: %s", name, outcome.error)
-            failed.append(outcome)
-            continue
-        each = (time.monotonic() - start) / (number - elsewhere)
-        logger.info("%s: best epoch %d, validation %.3f, %s; %d models left, about %s",
-                    name, outcome.result["epoch"], outcome.result["auc"], duration(each),
-                    len(waiting) - number, duration(each * (len(waiting) - number)))  # fmt: skip
-    if elsewhere:
-        logger.warning("%d models were left to other processes: start this again when those have ended.", elsewhere)
-    for outcome in sorted(failed, key=lambda one: not one.trace):  # a bug shows its traceback
-        outcome.get()
-    return len(waiting) - elsewhere
-
-
-def _train_and_keep(
-    table: BenchmarkTable, training: Training, *, data: Path, runs: Path, results: Path
-) -> dict[str, float]:
-    """One model and its result file, unless another process has written it meanwhile; gives its best epoch."""
-    path = table.result(results, training)
-    with exclusive_lock(path.with_suffix(".lock")):
-        if not path.exists():
-            write_bytes(path, compact(described(table, training, train_one(table, training, data, runs))))
-    best: dict[str, float] = json.loads(path.read_text("utf-8"))["best"]
-    return best
-
-
-def duration(seconds: float) -> str:
-    """Seconds as a person would say them."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
-
-
-def compact(content: dict[str, Any]) -> bytes:
-    """A JSON object on one line: a result holds thousands of numbers."""
-    return (json.dumps(content, separators=(",", ":"), allow_nan=False) + "\n").encode()
-
-
-def train_one(table: BenchmarkTable, training: Training, data: Path, runs: Path) -> dict[str, Any]:
-    """Train one model, going on from where an earlier start was cut off; what its ``result.json`` says."""
-    from monai.bundle import ConfigWorkflow
-
-    overrides = table.overrides(training, data, runs)
-    workflow = ConfigWorkflow(table.config, meta_file=None, logging_file=False, workflow_type="train", **overrides)
-    workflow.initialize()
-    workflow.run()
-    workflow.finalize()
-    path = Path(overrides["run_dir"]) / f"split_{training.split}" / "result.json"
-    result: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    return result
+    counts = {key: sum((key, 0, split) in results for split in range(splits)) for key in keys}
+    missing = {key: count for key, count in counts.items() if count < splits}
+    if table.baseline not in counts.keys() - missing.keys():
+        count = counts.get(table.baseline, 0)
+        raise InputError(f"{table.name}: {table.baseline} has {count} of {splits} models. Train it first.")
+    return [table.method(key) for key in counts if key not in missing], missing

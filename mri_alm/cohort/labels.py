@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from mri_alm.cohort.layouts import StudySource
 from mri_alm.cohort.manifest import ManifestRow, stratified_splits
 from mri_alm.cohort.rules import LabelRules, tidy
-from mri_alm.errors import InputError
+from mri_alm.errors import InputError, refuse_all
 from mri_alm.runtime.files import IMAGE
 from mri_alm.runtime.tables import read_table
 
@@ -104,9 +104,7 @@ def read_labels(path: Path, rules: LabelRules) -> list[Label]:
             for entry in merged.values()
             if not entry.patient
         ]
-    if problems:
-        more = [f"... and {len(problems) - 10} more."] if len(problems) > 10 else []
-        raise InputError("\n".join([f"{path}: {text}" for text in problems[:10]] + more))
+    refuse_all([f"{path}: {text}" for text in problems])
     return list(merged.values())
 
 

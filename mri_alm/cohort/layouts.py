@@ -3,7 +3,6 @@
 Names of studies and patients stay in memory, to match labels: only keyed hashes of them are ever written.
 """
 
-import json
 import os
 import re
 from collections import defaultdict
@@ -13,15 +12,20 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
-import pydicom
-import SimpleITK as sitk  # noqa: N813
 
 from mri_alm.cohort.rules import LAYOUTS, CohortRules, tidy
 from mri_alm.errors import InputError, StudyError
-from mri_alm.imaging.dicom_files import StudyFiles, find_studies
-from mri_alm.imaging.image_file import ONE_IMAGE_FILE, voxels_of
-from mri_alm.runtime.files import IMAGE, bvals_of, stem, unusable, walk
+from mri_alm.imaging.dicom_files import DAMAGED, StudyFiles, find_studies, read_dicom
+from mri_alm.imaging.image_file import image_header, voxels_of
+from mri_alm.runtime.files import IMAGE, DamagedFileError, bvals_of, read_json, stem, unusable, walk
 from mri_alm.runtime.tables import read_table
+
+KEPT_HEADERS = 4000  # images; 80 MB
+_PICAI = re.compile(r"([^_]+)_([^_]+)_(t2w|adc|hbv|sag|cor)")
+_PICAI_COLUMNS = {"t2w": "t2", "adc": "adc", "hbv": "hbv"}
+_NNUNET = re.compile(r"(.+)_(\d{4})")
+_CASE = re.compile(r"(.+?)[_.-](t2w?|adc|hbv|dwi|gland)", re.IGNORECASE)
+_TABLE = ("t2", "adc", "hbv", "dwi", "gland", "dicom")
 
 
 @dataclass
@@ -33,7 +37,7 @@ class StudySource:
         patient: What its patient's key is made from; never written.
         names: What a label table or a rules file may call the study, tidied; never written.
         patients: What a label table may call the patient, tidied, the best first; never written.
-        item: What :class:`mri_alm.bundle.LoadProstateStudyd` takes: ``dicom``, or image columns.
+        item: What :func:`mri_alm.imaging.exam.load_images` takes: ``dicom``, or image columns.
         used: Image files with their role; of a DICOM study they are known after reading.
         ignored: Files not needed, with the reason.
         failed: Files that should be readable and are not, with the reason.
@@ -72,17 +76,9 @@ class StudySource:
 class Input:
     """What was found: the layout, its studies, and files that belong to none, with the reason."""
 
-    root: Path
     layout: str
     sources: list[StudySource]
     outside: dict[Path, str]
-
-
-KEPT_HEADERS = 4000  # images; 80 MB
-_PICAI = re.compile(r"([^_]+)_([^_]+)_(t2w|adc|hbv|sag|cor)")
-_PICAI_COLUMNS = {"t2w": "t2", "adc": "adc", "hbv": "hbv"}
-_NNUNET = re.compile(r"(.+)_(\d{4})")
-_TABLE = ("t2", "adc", "hbv", "dwi", "gland", "dicom")
 
 
 def find_sources(root: Path, rules: CohortRules) -> Input:
@@ -98,7 +94,7 @@ def find_sources(root: Path, rules: CohortRules) -> Input:
     layout = rules.layout or detect_layout(root)
     if (layout == "table") != root.is_file():
         raise InputError(f"{root} cannot have the layout {layout} ({', '.join(LAYOUTS)}); a table is a .csv file.")
-    readers = {"dicom": _dicom, "table": _table, "picai": _picai, "nnunet": _nnunet, "named": named_sources}
+    readers = {"dicom": _dicom, "table": _table, "picai": _picai, "nnunet": _nnunet, "named": _named}
     sources, outside = readers[layout](root, rules)
     if not sources:
         raise InputError(f"{root}: no study found, read as layout {layout}. Force another one in the rules file.")
@@ -106,7 +102,7 @@ def find_sources(root: Path, rules: CohortRules) -> Input:
     for source in sources:
         if not source.error and "dicom" not in source.item:
             source.error = _incomplete(source)
-    return Input(root, layout, sorted(sources, key=lambda one: one.files[:1] or [root]), outside)
+    return Input(layout, sorted(sources, key=lambda one: one.files[:1] or [root]), outside)
 
 
 def detect_layout(root: Path) -> str:
@@ -149,17 +145,15 @@ def _is_dicom(file: Path) -> bool:
 
 
 def _incomplete(source: StudySource) -> StudyError | None:
-    item, reasons = source.item, sorted(set(source.failed.values()))
-    complete = "t2" in item and ("dwi" in item or {"adc", "hbv"} <= item.keys())
-    if reasons and not complete:
+    lacking = " and ".join(name for name in ("adc", "hbv") if name not in source.item)
+    if "t2" in source.item and ("dwi" in source.item or not lacking):
+        return None
+    if reasons := sorted(set(source.failed.values())):
         code = "pointer" if any("pointer" in reason for reason in reasons) else "unreadable"
         return StudyError(code, f"{len(source.failed)} of its files cannot be used: {'; '.join(reasons)}.")
-    if "t2" not in item:
+    if "t2" not in source.item:
         return StudyError("no_t2", "No file of this study is an axial T2 image. Name it in the rules or the table.")
-    if "dwi" not in item and not {"adc", "hbv"} <= item.keys():
-        lacking = " and ".join(name for name in ("adc", "hbv") if name not in item)
-        return StudyError("no_diffusion", f"The study has no {lacking}, and no 4D diffusion with b-values instead.")
-    return None
+    return StudyError("no_diffusion", f"The study has no {lacking}, and no 4D diffusion with b-values instead.")
 
 
 def _dicom(root: Path, _: CohortRules) -> tuple[list[StudySource], dict[Path, str]]:
@@ -180,8 +174,11 @@ def _patient_id(study: StudyFiles) -> str:
     """The patient's number, to match labels and to keep patients together; never written."""
     if not study.files:
         return ""
-    header = pydicom.dcmread(study.files[0], stop_before_pixels=True, specific_tags=["PatientID"], force=True)
-    return str(header.get("PatientID") or "").strip()
+    try:
+        header = read_dicom(study.files[0], stop_before_pixels=True, specific_tags=["PatientID"])
+        return str(header.get("PatientID") or "").strip()
+    except DAMAGED:
+        return ""
 
 
 def _table(path: Path, _: CohortRules) -> tuple[list[StudySource], dict[Path, str]]:
@@ -265,7 +262,7 @@ def _nnunet(root: Path, rules: CohortRules) -> tuple[list[StudySource], dict[Pat
 def _channels(path: Path, rules: CohortRules) -> dict[int, str]:
     """Channel number -> column, by the channel names of ``dataset.json`` (``modality`` in its first version)."""
     try:
-        dataset = json.loads(path.read_text("utf-8"))
+        dataset = read_json(path)
         given = dataset.get("channel_names") or dataset["modality"]
         named = {int(number): str(name) for number, name in given.items()}
     except (OSError, ValueError, KeyError, AttributeError) as error:
@@ -280,10 +277,7 @@ def _channels(path: Path, rules: CohortRules) -> dict[int, str]:
     return {number: column for number, column in columns.items() if column in _TABLE}
 
 
-_CASE = re.compile(r"(.+?)[_.-](t2w?|adc|hbv|dwi|gland)", re.IGNORECASE)
-
-
-def named_sources(root: Path, rules: CohortRules) -> tuple[list[StudySource], dict[Path, str]]:
+def _named(root: Path, rules: CohortRules) -> tuple[list[StudySource], dict[Path, str]]:
     """Studies of a tree of image files, and the files that belong to none.
 
     A folder that holds images is a study. A folder where all images are called ``<case>_t2``, ``<case>_adc`` and so on,
@@ -366,17 +360,16 @@ def _role(file: Path, patterns: Mapping[str, str]) -> tuple[str, tuple[float, st
     role = role_of(_words(file), patterns)
     if role == "ignored":
         return role, (0.0, ""), "its name says no T2, diffusion or ADC"
-    reader = sitk.ImageFileReader()
-    reader.SetFileName(str(file))
     try:
-        with ONE_IMAGE_FILE:
-            reader.ReadImageInformation()
-    except RuntimeError:  # its text holds the path, which may name the patient
+        header = image_header(file, role)
+    except StudyError:
         return "failed", (0.0, ""), "no image that can be read"
-    size, table = reader.GetSize(), bvals_of(file)
+    size, table = header.GetSize(), bvals_of(file)
+    if len(size) < 3:
+        return "failed", (0.0, ""), "a picture of two dimensions"
     if role in ("dwi", "hbv"):
         role = "dwi" if table and len(size) == 4 else "hbv"
-    if role == "t2" and int(np.argmax(np.abs(np.array(reader.GetDirection()).reshape(len(size), -1)[:3, 2]))) != 2:
+    if role == "t2" and int(np.argmax(np.abs(np.array(header.GetDirection()).reshape(len(size), -1)[:3, 2]))) != 2:
         return role, (0.0, ""), "T2, but not axial"
     # Of several T2 the fullest, of several high-b images the highest b, then the last by name.
     return role, (_highest_b(table) if role == "hbv" else float(size[2]), file.name), ""
@@ -393,8 +386,8 @@ def _words(file: Path) -> str:
     beside = file.with_name(stem(file) + ".json")
     if beside.is_file():
         try:
-            note = json.loads(beside.read_text("utf-8"))
+            note = read_json(beside)
             words += [str(note.get("SeriesDescription", "")), " ".join(map(str, note.get("ImageType", [])))]
-        except (OSError, ValueError, AttributeError, TypeError):
+        except (OSError, DamagedFileError, TypeError):
             pass  # a damaged note decides nothing; the name does
     return " ".join(words)

@@ -11,43 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from mri_alm.errors import InputError
+from mri_alm.errors import InputError, refuse_all
+from mri_alm.runtime.files import bvals_of
 from mri_alm.runtime.tables import read_table
-
-
-def is_file_name(text: str) -> bool:
-    """Whether a study's name can begin a file's name: printable, no way to another folder, no hidden file."""
-    return 0 < len(text) <= 100 and text.isprintable() and not set(text) & set("/\\") and not text.startswith(".")
-
-
-def wrong_path(column: str, path: Path, folder: Path, *, allow_outside_paths: bool) -> str:
-    """What is wrong with a path of a manifest, in words; empty if nothing is.
-
-    Args:
-        column: Where it stands.
-        path: It, joined to ``folder``.
-        folder: The manifest's.
-        allow_outside_paths: Whether it may lie outside.
-    """
-    try:
-        if not (allow_outside_paths or path.resolve().is_relative_to(folder.resolve())):
-            return (
-                f"names {path} in column {column}, outside the manifest's folder. Move it there, or allow it with "
-                "--allow_outside_paths True if the manifest is your own."
-            )
-        if path.exists():
-            return ""
-    except (OSError, RuntimeError, ValueError):  # a name too long, a circle of links, a zero byte
-        pass
-    return f"names {path} in column {column}, which does not exist. Correct the path, or list the study under exclude."
-
 
 logger = logging.getLogger("mri_alm")
 
 IMAGE_COLUMNS = ("t2", "adc", "hbv", "dwi", "dicom", "valid", "gland")  # columns that hold a file or a folder
 _COMPLETE = ({"dicom"}, {"t2", "dwi"}, {"t2", "adc", "hbv"})  # each row must fill one of these sets
 RENAMED_COLUMNS = {"split": "side"}  # manifests of before
-_SHOWN = 10  # problems listed in one message
 
 
 @dataclass(frozen=True)
@@ -76,16 +48,8 @@ class ManifestRow:
         """The exam as a MONAI data dictionary; ``digest`` makes a cache notice that a file changed."""
         paths = {column: str(path) for column, path in self.images.items()}
         centre = {"crop_center_mm": self.crop_center_mm} if self.crop_center_mm else {}
-        return (
-            paths
-            | centre
-            | {
-                "study": self.study,
-                "label": float(self.label or 0),
-                "index": self.index,
-                "digest": digest(self),
-            }
-        )
+        known = {"study": self.study, "label": float(self.label or 0), "index": self.index, "digest": digest(self)}
+        return paths | centre | known
 
 
 def read_manifest(
@@ -130,9 +94,7 @@ def read_manifest(
             ]
             studies.append(study[0])
     problems += [f"{path}: {text}" for text in _across_rows(studies)]
-    if problems:
-        more = [f"... and {len(problems) - _SHOWN} more."] if len(problems) > _SHOWN else []
-        raise InputError("\n".join(problems[:_SHOWN] + more))
+    refuse_all(problems)
     return studies
 
 
@@ -157,7 +119,7 @@ def _study(
         problems.append(f'has label "{label}". Write 1 (DCE needed) or 0 (not needed).')
     if labelled and side not in ("train", "test"):
         problems.append(f'has side "{side}". Write train or test.')
-    if not is_file_name(row["study"]):
+    if not _is_file_name(row["study"]):
         problems.append(
             "has no usable name in column study: give one of at most 100 characters without slashes, not identifying "
             "the patient."
@@ -170,7 +132,7 @@ def _study(
         column = "t2" if "t2" not in images else "dwi, or adc and hbv"
         problems.append(f"has no {lacking}. Add its path in column {column}, or list the study under exclude.")
     wrong = {
-        column: wrong_path(column, path, folder, allow_outside_paths=allow_outside_paths)
+        column: _wrong_path(column, path, folder, allow_outside_paths=allow_outside_paths)
         for column, path in images.items()
     }
     problems += filter(None, wrong.values())
@@ -181,6 +143,26 @@ def _study(
     known = int(label) if label in ("0", "1") else None
     found = {column: path for column, path in images.items() if not wrong[column]}
     return ManifestRow(index, row["study"], patient, known, side, found, centre), problems
+
+
+def _is_file_name(text: str) -> bool:
+    """Whether a study's name can begin a file's name: printable, no way to another folder, no hidden file."""
+    return 0 < len(text) <= 100 and text.isprintable() and not set(text) & set("/\\") and not text.startswith(".")
+
+
+def _wrong_path(column: str, path: Path, folder: Path, *, allow_outside_paths: bool) -> str:
+    """What is wrong with the path in a column, joined to the manifest's folder, in words; empty if nothing is."""
+    try:
+        if not (allow_outside_paths or path.resolve().is_relative_to(folder.resolve())):
+            return (
+                f"names {path} in column {column}, outside the manifest's folder. Move it there, or allow it with "
+                "--allow_outside_paths True if the manifest is your own."
+            )
+        if path.exists():
+            return ""
+    except (OSError, RuntimeError, ValueError):  # a name too long, a circle of links, a zero byte
+        pass
+    return f"names {path} in column {column}, which does not exist. Correct the path, or list the study under exclude."
 
 
 def _is_point(text: str) -> bool:
@@ -275,8 +257,7 @@ def digest(study: ManifestRow) -> str:
     """SHA-256 over names, sizes and times of a study's files, and of a .bval beside one: changes when a file does."""
     state = hashlib.sha256()
     for column, path in sorted(study.images.items()):
-        beside = path.with_name(Path(path.name.removesuffix(".gz")).stem + ".bval")
-        for file in sorted(path.rglob("*")) if path.is_dir() else [path, *filter(Path.is_file, [beside])]:
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path, *bvals_of(path)]:
             status = file.stat()
             state.update(f"{column}|{file.name}|{status.st_size}|{status.st_mtime_ns}\n".encode())
     return state.hexdigest()

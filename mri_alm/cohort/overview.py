@@ -1,6 +1,5 @@
 """A cohort for a person to read: what a dry run shows, the closing lines, and whether it is safe to train on."""
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -9,11 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mri_alm.cohort.labels import Labelled
-from mri_alm.cohort.prepare_cohort import Order, PreparedCohort, make_plan, read_inputs, read_rows
-from mri_alm.errors import StudyError
+from mri_alm.cohort.manifest import RENAMED_COLUMNS
+from mri_alm.cohort.prepare_cohort import MANIFEST_COLUMNS, Order, PreparedCohort, make_plan, read_inputs
+from mri_alm.errors import InputError, StudyError
 from mri_alm.imaging.choose_series import axial_t2, diffusion_sets
 from mri_alm.imaging.series import Series
+from mri_alm.runtime.files import read_json
 from mri_alm.runtime.pseudonyms import secret_of
+from mri_alm.runtime.tables import read_table
 
 OUTLIER = 6.0  # robust standard deviations
 SHOWN = 5  # outliers listed of each kind
@@ -36,7 +38,7 @@ def check_cohort(folder: Path) -> tuple[str, bool]:
     Raises:
         InputError: If the folder holds no prepared cohort.
     """
-    rows = read_rows(folder / "manifest.csv")
+    rows = _read_rows(folder / "manifest.csv")
     usable = [row for row in rows if row["status"] != "failed"]
     problems = [*_leaks(usable), *_copies(folder, usable), *_label_problems(usable)]
     failed = Counter(row["error_code"] for row in rows if row["status"] == "failed")
@@ -47,6 +49,16 @@ def check_cohort(folder: Path) -> tuple[str, bool]:
     lines += ["", "Problems:" if problems else "No problem found.", *(f"  {text}" for text in problems)]
     lines += ["", "Notes:", *(f"  {text}" for text in notes)] if notes else []
     return "\n".join(lines), not problems
+
+
+def _read_rows(manifest: Path) -> list[dict[str, str]]:
+    """Rows of a prepared cohort's manifest."""
+    if not manifest.is_file():
+        raise InputError(f"{manifest.parent} has no manifest.csv. Prepare the cohort first.")
+    rows = read_table(manifest, renamed=RENAMED_COLUMNS)
+    if missing := sorted(set(MANIFEST_COLUMNS) - rows[0].keys()):
+        raise InputError(f"{manifest}: no column {missing[0]}; it is not the manifest of a prepared cohort.")
+    return rows
 
 
 def _leaks(rows: Iterable[dict[str, str]]) -> list[str]:
@@ -65,7 +77,7 @@ def _copies(folder: Path, rows: Iterable[dict[str, str]]) -> list[str]:
     """Studies that share voxels: the same exam exported twice, or one patient's image in another's folder."""
     owners: dict[tuple[str, str], list[str]] = defaultdict(list)
     for row in rows:
-        record = json.loads((folder / row["study"] / "study.json").read_text("utf-8"))
+        record = read_json(folder / row["study"] / "study.json")
         for name, digest in record["content"].items():
             owners[name, digest].append(row["study"])
     shared: dict[tuple[str, ...], list[str]] = defaultdict(list)
@@ -178,7 +190,7 @@ def dry_run(order: Order) -> str:
         names = sorted({(role, file.suffix) for file, role in job.source.used.items()})
         lines += [f"  {role:<12} a {ending} file" for role, ending in names]
         lines += [f"  failed: {job.source.error}"] if job.source.error else []
-    return "\n".join([*lines, "", *label_lines(plan.labelled, plan.has_labels)])
+    return "\n".join([*lines, "", *_label_lines(plan.labelled, plan.has_labels)])
 
 
 def _series_line(one: Series) -> str:
@@ -204,7 +216,7 @@ def _decision(series: Sequence[Series]) -> str:
     return "  takes " + "; ".join([f"T2 {t2.number}", *parts] + ([] if group.adc else ["ADC fitted"]))
 
 
-def label_lines(labelled: Labelled, given: bool) -> list[str]:
+def _label_lines(labelled: Labelled, given: bool) -> list[str]:
     """What did not fit between labels and studies, by row."""
     if not given:
         return ["No labels: the cohort can be scored, not trained on."]
@@ -229,7 +241,7 @@ def summary_text(order: Order, outcome: PreparedCohort) -> str:
         lines += [f"  {outcome.unlabelled} studies have no label."] if outcome.unlabelled else []
         made = f"The labels give no split: drawn by patients, a quarter for the test, seed {order.seed}."
         lines += [made] if outcome.labelled.split_made else []
-    lines += label_lines(outcome.labelled, outcome.has_labels)
+    lines += _label_lines(outcome.labelled, outcome.has_labels)
     outside = Counter(outcome.found.outside.values())
     lines += [f"  {count} files belong to no study: {reason}" for reason, count in outside.most_common(3)]
     return "\n".join([*lines, f"Look at {order.output / 'qc.html'}, then: --check {order.output}",

@@ -4,17 +4,13 @@ Studies that may have cost a process its life are prepared alone, in a process o
 """
 
 import base64
-import json
 import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +18,12 @@ from jinja2 import Environment
 
 from mri_alm.cohort.labels import Label, Labelled, match_labels, patient_of, read_labels
 from mri_alm.cohort.layouts import Input, StudySource, find_sources
-from mri_alm.cohort.manifest import RENAMED_COLUMNS
-from mri_alm.cohort.prepare_study import PREPARED_IMAGES, Preparation, StudyTask
+from mri_alm.cohort.prepare_study import Preparation, StudyTask
 from mri_alm.cohort.rules import CohortRules, load_cohort_rules
 from mri_alm.errors import InputError, StudyError
-from mri_alm.imaging.dicom_files import silence_readers
+from mri_alm.imaging.exam import PREPARED_IMAGES
 from mri_alm.runtime.atomic import private_files, sweep
-from mri_alm.runtime.files import write_bytes, write_json
+from mri_alm.runtime.files import read_json, write_bytes, write_json
 from mri_alm.runtime.locks import exclusive_lock
 from mri_alm.runtime.progress import progress_bar
 from mri_alm.runtime.pseudonyms import secret_of, study_key
@@ -44,12 +39,13 @@ MANIFEST_COLUMNS = (
     "vendor", "model", "field_strength", "t2_spacing_mm", "t2_size", "adc_spacing_mm",
     "files_seen", "files_used", "files_ignored", "files_failed",
 )  # fmt: skip
-_COPIED = (
-    "study", "status", "error_code", "error_text", "b_values", "hbv_b", "adc_source", "adc_units", "coverage",
-    "crop_center_mm", "t2_series", "dwi_series", "adc_series", "hbv_series",
-    "vendor", "model", "field_strength", "t2_spacing_mm", "t2_size", "adc_spacing_mm",
-    "files_seen", "files_used", "files_ignored", "files_failed",
-)  # fmt: skip
+
+TEMPLATE = Path(__file__).with_name("qc.html.j2")
+KILLED = StudyError(
+    "killed",
+    "The process that prepared this study alone was killed, most likely for want of memory. Free memory, or make its "
+    "images smaller; --resume tries it again.",
+)
 
 
 @dataclass
@@ -84,20 +80,13 @@ class Order:
 
 
 @dataclass
-class PreparedCohort:
-    """Rows of the manifest, and what a person should know beside them."""
+class Inputs:
+    """What the user gave, read and checked: rules, labels and the studies found."""
 
-    rows: list[dict[str, Any]]
-    found: Input
-    labelled: Labelled
+    rules: CohortRules
+    labels: list[Label]
     has_labels: bool
-    kept: int
-    unlabelled: int = 0
-
-    @property
-    def failed(self) -> int:
-        """Studies that cannot be used."""
-        return sum(row["status"] == "failed" for row in self.rows)
+    found: Input
 
 
 @dataclass
@@ -116,13 +105,21 @@ class Plan:
 
 
 @dataclass
-class Inputs:
-    """What the user gave, read and checked: rules, labels and the studies found."""
+class PreparedCohort(Plan):
+    """The same with the manifest's rows, and how many studies were kept from an earlier run."""
 
-    rules: CohortRules
-    labels: list[Label]
-    has_labels: bool
-    found: Input
+    rows: list[dict[str, Any]]
+    kept: int
+
+    @property
+    def failed(self) -> int:
+        """Studies that cannot be used."""
+        return sum(row["status"] == "failed" for row in self.rows)
+
+    @property
+    def unlabelled(self) -> int:
+        """Studies that the labels should name and do not."""
+        return sum(row["label"] == "" for row in self.rows) if self.has_labels else 0
 
 
 def read_inputs(order: Order) -> Inputs:
@@ -190,9 +187,9 @@ def prepare_cohort(order: Order) -> PreparedCohort:
         if order.strict and plan.has_labels:
             _refuse_labels(plan)
         done = prepare_all(plan.preparation, plan.jobs, pool=pool, strict=order.strict)
-        outcome = PreparedCohort([], plan.found, plan.labelled, plan.has_labels, len(plan.jobs) - done)
-        outcome.rows = [_row(plan, job, outcome) for job in plan.jobs]
-        _write(order, plan, outcome)
+        rows = [_row(plan, job) for job in plan.jobs]
+        outcome = PreparedCohort(**vars(plan), rows=rows, kept=len(plan.jobs) - done)
+        _write(order, outcome)
     return outcome
 
 
@@ -214,21 +211,18 @@ def _refuse_labels(plan: Plan) -> None:
         )
 
 
-def _row(plan: Plan, job: StudyTask, outcome: PreparedCohort) -> dict[str, Any]:
+def _row(plan: Plan, job: StudyTask) -> dict[str, Any]:
     """One row of the manifest."""
-    record = json.loads((plan.preparation.folder / job.key / "study.json").read_text("utf-8"))
-    entry = plan.entry(job)
-    row = dict.fromkeys(MANIFEST_COLUMNS, "") | {name: _cell(record.get(name)) for name in _COPIED}
+    record = read_json(plan.preparation.folder / job.key / "study.json")
+    entry, warnings, found = plan.entry(job), list(record["warnings"]), record.pop("registration", None) or {}
+    row = {name: _cell(record.get(name)) for name in MANIFEST_COLUMNS if name != "warnings"}
     row["patient"] = study_key(f"patient:{patient_of(job.source, entry)}", plan.preparation.salt)
-    warnings = list(record["warnings"])
     if entry and entry.label is not None:
         row |= {"label": entry.label, "side": entry.side or job.source.side}
     elif plan.has_labels:
-        outcome.unlabelled += 1
         warnings.append("No label in the label table.")
     if row["status"] != "failed":
         row |= {name: f"{job.key}/{name}.nii.gz" for name in PREPARED_IMAGES} | {"status": "warn" if warnings else "ok"}
-        found = record.get("registration") or {}
         row["registration"] = "accepted" if found.get("accepted") else f"refused: {found.get('reason', 'not tried')}"
         row |= {name: _cell(found.get(name)) for name in ("shift_mm", "rotation_deg", "mi_before", "mi_after")}
     return row | {"warnings": " | ".join(warnings)}
@@ -240,29 +234,29 @@ def _cell(value: Any) -> Any:
     return "" if value is None else value
 
 
-def _write(order: Order, plan: Plan, outcome: PreparedCohort) -> None:
+def _write(order: Order, outcome: PreparedCohort) -> None:
     states = Counter(row["status"] for row in outcome.rows)
     summary = {
-        "layout": plan.found.layout,
+        "layout": outcome.found.layout,
         "studies": {state: states[state] for state in ("ok", "warn", "failed")},
         "labels": {
             "unlabelled_studies": outcome.unlabelled,
-            "rows_without_study": plan.labelled.unused,
-            "notes": plan.labelled.notes,
+            "rows_without_study": outcome.labelled.unused,
+            "notes": outcome.labelled.notes,
         },
-        "split": {"made_here": plan.labelled.split_made, "seed": order.seed},
+        "split": {"made_here": outcome.labelled.split_made, "seed": order.seed},
         "files": {
-            "seen": sum(int(row["files_seen"]) for row in outcome.rows) + len(plan.found.outside),
-            "outside_studies": Counter(plan.found.outside.values()),
+            "seen": sum(int(row["files_seen"]) for row in outcome.rows) + len(outcome.found.outside),
+            "outside_studies": Counter(outcome.found.outside.values()),
         },
-        "grid": {"spacing_mm": plan.preparation.rules.spacing, "size": plan.preparation.rules.size},
-        "versions": plan.preparation.versions,
+        "grid": {"spacing_mm": outcome.preparation.rules.spacing, "size": outcome.preparation.rules.size},
+        "versions": outcome.preparation.versions,
     }
     write_csv(order.output / "manifest.csv", MANIFEST_COLUMNS, outcome.rows)
     write_json(order.output / "cohort.json", summary)
     write_page(order.output, outcome.rows, summary)
     if order.key_file:
-        write_csv(order.key_file, ("kind", "key", "path"), _keys(plan))
+        write_csv(order.key_file, ("kind", "key", "path"), _keys(outcome))
 
 
 def _keys(plan: Plan) -> list[dict[str, str]]:
@@ -274,27 +268,6 @@ def _keys(plan: Plan) -> list[dict[str, str]]:
         rows.append({"kind": "study", "key": job.key, "path": str(place)})
         rows += [{"kind": "file", "key": plan.preparation.file_key(f), "path": str(f)} for f in files]
     return rows
-
-
-def read_rows(manifest: Path) -> list[dict[str, str]]:
-    """Rows of a prepared cohort's manifest.
-
-    Raises:
-        InputError: If it is absent or no manifest of a prepared cohort.
-    """
-    if not manifest.is_file():
-        raise InputError(f"{manifest.parent} has no manifest.csv. Prepare the cohort first.")
-    rows = read_table(manifest, renamed=RENAMED_COLUMNS)
-    if missing := sorted(set(MANIFEST_COLUMNS) - rows[0].keys()):
-        raise InputError(f"{manifest}: no column {missing[0]}; it is not the manifest of a prepared cohort.")
-    return rows
-
-
-KILLED = StudyError(
-    "killed",
-    "The process that prepared this study alone was killed, most likely for want of memory. Free memory, or make its "
-    "images smaller; --resume tries it again.",
-)
 
 
 def prepare_all(preparation: Preparation, jobs: Sequence[StudyTask], *, pool: Pool, strict: bool) -> int:
@@ -316,7 +289,7 @@ def prepare_all(preparation: Preparation, jobs: Sequence[StudyTask], *, pool: Po
     """
     begun = {part.name for part in preparation.folder.glob(".part-*/*")}
     sweep(preparation.folder)
-    todo = [job for job in jobs if preparation.finished(job) is None]
+    todo = [job for job in jobs if not preparation.finished(job)]
     apart = [job for job in todo if job.key in begun]
     if apart:
         logger.warning(
@@ -342,34 +315,17 @@ def prepare_all(preparation: Preparation, jobs: Sequence[StudyTask], *, pool: Po
     return len(todo)
 
 
-def _record_of(preparation: Preparation, outcome: TaskResult) -> Any:
-    if isinstance(outcome.error, LostTaskError):
-        return preparation.prepare(outcome.item, refused=KILLED)
-    return outcome.get()
-
-
 def prepare_apart(preparation: Preparation, job: StudyTask) -> dict[str, Any]:
-    """What :meth:`Preparation.prepare` does, where the system may kill it for memory without harm to the others.
-
-    A killed study becomes a failed one, ``killed``.
-    """
-    with ProcessPoolExecutor(1, get_context("spawn"), initializer=silence_readers) as pool:
-        try:
-            return pool.submit(preparation.prepare, without_headers(job)).result()
-        except BrokenProcessPool:
-            sweep(preparation.folder)
-            return preparation.prepare(job, refused=KILLED)
+    """What :meth:`Preparation.prepare` does, where the system may kill it for memory without harm to the others."""
+    (outcome,) = run_tasks(preparation.prepare, [job], Pool("loky", retries=0))
+    return _record_of(preparation, outcome)
 
 
-def without_headers(job: StudyTask) -> StudyTask:
-    """The study as another process can be told of it: open headers stay here, and are read again there."""
-    item = job.source.item
-    if "dicom" not in item:
-        return job
-    return replace(job, source=replace(job.source, item=item | {"dicom": replace(item["dicom"], headers=[])}))
-
-
-TEMPLATE = Path(__file__).with_name("qc.html.j2")
+def _record_of(preparation: Preparation, outcome: TaskResult) -> dict[str, Any]:
+    if not isinstance(outcome.error, LostTaskError):
+        record: dict[str, Any] = outcome.get()
+        return record
+    return preparation.prepare(outcome.item, refused=KILLED)
 
 
 def write_page(cohort: Path, rows: Sequence[dict[str, Any]], summary: dict[str, Any]) -> None:
@@ -391,7 +347,7 @@ def _studies(cohort: Path, rows: Sequence[dict[str, Any]]) -> Iterator[dict[str,
     for row in sorted(rows, key=lambda row: (order[row["status"]], row["study"])):
         folder = cohort / row["study"]
         picture = folder / "qc.jpg"
-        record = json.loads((folder / "study.json").read_text("utf-8"))
+        record = read_json(folder / "study.json")
         image = base64.b64encode(picture.read_bytes()).decode() if picture.is_file() else ""
         warnings = [text for text in row["warnings"].split(" | ") if text]
         yield {"row": row, "record": record, "image": image, "warnings": warnings}

@@ -18,19 +18,27 @@ import numpy as np
 import SimpleITK as sitk  # noqa: N813
 
 from mri_alm.cohort.layouts import StudySource
-from mri_alm.cohort.rules import CohortRules, tidy
+from mri_alm.cohort.rules import CohortRules, set_by_hand, tidy
 from mri_alm.errors import StudyError, itk_failed, memory_ran_out
 from mri_alm.imaging.choose_series import chosen
 from mri_alm.imaging.dicom_files import StudyFiles, silence_readers, with_headers
-from mri_alm.imaging.exam import Facts, Images, crop_centre, load_images, onto_grid, read_study, study_images
+from mri_alm.imaging.exam import (
+    PREPARED_IMAGES,
+    Facts,
+    Images,
+    crop_centre,
+    load_images,
+    onto_grid,
+    read_study,
+    study_images,
+)
 from mri_alm.imaging.image_file import write_nifti
 from mri_alm.imaging.pictures import study_strip
 from mri_alm.imaging.series import Series, group_series
 from mri_alm.runtime.atomic import write_atomically
-from mri_alm.runtime.files import write_bytes, write_json
+from mri_alm.runtime.files import DamagedFileError, read_json, write_bytes, write_json
 from mri_alm.runtime.pseudonyms import study_key
 
-PREPARED_IMAGES = ("t2", "adc", "hbv", "valid")
 PREPARATION_PACKAGES = ("mri-alm", "SimpleITK", "pydicom", "numpy")
 _FACTS = (
     "model",
@@ -63,15 +71,6 @@ class StudyTask:
         return self.key
 
 
-@dataclass
-class _Read:
-    """What is known of a study's series and files while it is prepared."""
-
-    dicom: StudyFiles | None = None
-    series: Sequence[Series] = ()
-    used: frozenset[Path] = frozenset()
-
-
 class Preparation:
     """Prepares studies of one cohort.
 
@@ -88,16 +87,15 @@ class Preparation:
         settings = {"series": rules.series, "grid": [rules.spacing, rules.size]}
         self.settings = json.dumps(settings | self.versions, sort_keys=True, default=list)
 
-    def finished(self, job: StudyTask) -> dict[str, Any] | None:
-        """The record of a study that is usable and up to date, or None."""
+    def finished(self, job: StudyTask) -> bool:
+        """Whether a study is usable and up to date; a failed one is tried again: a decoder may be there since."""
         place = self.folder / job.key
         try:
-            record: dict[str, Any] = json.loads((place / "study.json").read_text("utf-8"))
-        except (OSError, ValueError):
-            return None
-        # A failed study is tried again: a decoder may have been installed since.
+            digest = read_json(place / "study.json").get("digest")
+        except (OSError, DamagedFileError):
+            return False
         whole = all((place / f"{name}.nii.gz").is_file() for name in PREPARED_IMAGES)
-        return record if whole and record["digest"] == self.digest(job) else None
+        return whole and digest == self.digest(job)
 
     def prepare(self, job: StudyTask, refused: StudyError | None = None) -> dict[str, Any]:
         """Read, register and write one study, or record why it cannot be; gives the record.
@@ -114,13 +112,19 @@ class Preparation:
         return record
 
     def _attempt(self, job: StudyTask, part: Path, refused: StudyError | None) -> dict[str, Any]:
-        read = _Read()
+        dicom: StudyFiles | None = job.source.item.get("dicom")
+        series: list[Series] = []
+        used: frozenset[Path] = frozenset()
         record: dict[str, Any] = {"study": job.key, "status": "ok", "error_code": ""}
         record |= {"error_text": "", "warnings": []}
         try:
             if refused:
                 raise refused
-            images, report = self._load(job, read)
+            if dicom:
+                dicom = with_headers(dicom)
+                series = group_series(dicom.files, dicom.headers, self.rules.series)
+                set_by_hand(self._by_hand(job), series)
+            images, report, used = _load(job.source, dicom, series)
             record |= _geometry(images) | {"content": _content(images)}
             spacing, size, centre = self.rules.spacing, self.rules.size, crop_centre(job.item)
             images, report = onto_grid(images, report, spacing=spacing, size=size, center_mm=centre)
@@ -133,15 +137,22 @@ class Preparation:
             shutil.rmtree(part)
             part.mkdir()
             record |= {"status": "failed", "error_code": failure.code, "error_text": failure.message}
-        record["series"] = [chosen(one) for one in read.series]
-        record |= self._accounts(job, read, record)
+        record["series"] = [chosen(one) for one in series]
+        record |= self._accounts(job, record, dicom=dicom, series=series, used=used)
         return record | {"digest": self.digest(job), "grid": {"spacing": self.rules.spacing, "size": self.rules.size}}
 
-    def roles(self, job: StudyTask) -> Sequence[Series]:
-        """The DICOM series of a study with their roles; none when it is no DICOM study."""
-        read = _Read()
-        self._series(job, read)
-        return read.series
+    def roles(self, job: StudyTask) -> list[Series]:
+        """The DICOM series of a study with their roles; none when it is no DICOM study.
+
+        Raises:
+            StudyError: If the rules name a series that the study does not have.
+        """
+        if "dicom" not in job.source.item:
+            return []
+        dicom = with_headers(job.source.item["dicom"])
+        series = group_series(dicom.files, dicom.headers, self.rules.series)
+        set_by_hand(self._by_hand(job), series)
+        return series
 
     def file_key(self, file: Path) -> str:
         """Pseudonym of a file."""
@@ -158,30 +169,6 @@ class Preparation:
         state.update(os.fsencode(repr((sorted(columns.items()), job.item.get("crop_center_mm"), self._by_hand(job)))))
         return state.hexdigest()
 
-    def _load(self, job: StudyTask, read: _Read) -> tuple[Images, Facts]:
-        """The study's volumes, each on its own grid."""
-        rules = self._series(job, read)
-        if job.source.error:
-            raise job.source.error
-        if read.dicom:
-            study = read_study(read.dicom, rules=rules)
-            read.used = study.used
-            return study_images(study)
-        found = load_images(job.source.item)
-        read.used = frozenset(job.source.used)
-        return found
-
-    def _series(self, job: StudyTask, read: _Read) -> Sequence[dict[str, Any]]:
-        """Fill in headers and series of a DICOM study; gives its rules."""
-        if "dicom" not in job.source.item:
-            return self.rules.series
-        read.dicom = with_headers(job.source.item["dicom"])
-        read.series = group_series(read.dicom.files, read.dicom.headers, self.rules.series)
-        rules = self.rules.of_study(self._by_hand(job), read.series)
-        if rules is not self.rules.series:
-            read.series = group_series(read.dicom.files, read.dicom.headers, rules)
-        return rules
-
     def _by_hand(self, job: StudyTask) -> dict[str, Sequence[int]]:
         names = [job.key, *job.source.names]
         return dict(next((self.rules.studies[name] for name in names if name in self.rules.studies), {}))
@@ -193,16 +180,22 @@ class Preparation:
         arrays = {name: sitk.GetArrayFromImage(image) for name, image in images.items()}
         write_bytes(part / "qc.jpg", study_strip(arrays, self.rules.spacing))
 
-    def _accounts(self, job: StudyTask, read: _Read, record: dict[str, Any]) -> dict[str, Any]:
+    def _accounts(
+        self,
+        job: StudyTask,
+        record: dict[str, Any],
+        *,
+        dicom: StudyFiles | None,
+        series: Sequence[Series],
+        used: frozenset[Path],
+    ) -> dict[str, Any]:
         """Every file of the study, by key: used, ignored or failed, with the reason."""
-        series = {frame.file: one for one in read.series for frame in one.frames}
-        failed, ignored = dict(job.source.failed), dict(job.source.ignored)
-        for files in filter(None, (read.dicom, job.source.item.get("dicom"))):
-            failed |= files.failed
-            ignored |= files.ignored
+        series_of = {frame.file: one for one in series for frame in one.frames}
+        failed = job.source.failed | (dicom.failed if dicom else {})
+        ignored = job.source.ignored | (dicom.ignored if dicom else {})
         groups: dict[tuple[str, str, int], list[str]] = {}
         for file in job.source.files:
-            one = series.get(file)
+            one = series_of.get(file)
             role = job.source.used.get(file) or (one.role if one else "")
             if file in failed:
                 state = ("failed", failed[file])
@@ -212,7 +205,7 @@ class Preparation:
                 state = ("failed", "cannot be read")
             elif record["status"] == "failed":
                 state = ("ignored", "the study failed")
-            elif file in read.used:
+            elif file in used:
                 state = ("used", role)
             else:
                 state = ("ignored", f"{role}: {one.reason}" if one else "not needed")
@@ -230,6 +223,16 @@ class Preparation:
     def _name(self, file: Path) -> str:
         base = self.root if self.root.is_dir() else self.root.parent
         return tidy(str(file.relative_to(base) if file.is_relative_to(base) else file))
+
+
+def _load(source: StudySource, dicom: StudyFiles | None, series: list[Series]) -> tuple[Images, Facts, frozenset[Path]]:
+    """A study's volumes, each on its own grid, what is known of them, and the files they are from."""
+    if source.error:
+        raise source.error
+    if dicom is None:
+        return *load_images(source.item), frozenset(source.used)
+    study = read_study(dicom, series)
+    return *study_images(study), study.used
 
 
 def _content(images: Images) -> dict[str, str]:

@@ -1,16 +1,15 @@
 """What `prepare_cohort.py --rules` may say about a cohort: layout, roles of series and files, label columns, grid."""
 
-import difflib
-import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mri_alm.errors import InputError, StudyError
-from mri_alm.imaging.series import Series, load_rules
+from mri_alm.errors import InputError, StudyError, did_you_mean
+from mri_alm.imaging.series import Series, check_rules, load_rules
+from mri_alm.runtime.files import DamagedFileError, read_json
 
 logger = logging.getLogger("mri_alm")
 
@@ -79,33 +78,6 @@ class CohortRules:
     spacing: tuple[float, float, float] = (0.5, 0.5, 3.0)
     size: tuple[int, int, int] = (256, 256, 28)
 
-    def of_study(self, wanted: Mapping[str, Sequence[int]], series: Sequence[Series]) -> Sequence[dict[str, Any]]:
-        """Series rules of one study: what is set by hand first, and then no other series has that role.
-
-        Args:
-            wanted: Its entry in :attr:`studies`.
-            series: Its series, by the rules alone.
-
-        Raises:
-            StudyError: ``rules`` when the study has no series of a number that the entry names.
-        """
-        if not wanted:
-            return self.series
-        known = {one.number for one in series}
-        by_hand = []
-        for role, numbers in wanted.items():
-            if absent := sorted(set(numbers) - known):
-                raise StudyError(
-                    "rules",
-                    f"The rules file gives series {absent[0]} the role {role}, but the study has only series "
-                    f"{', '.join(map(str, sorted(known)))}. Correct its entry under studies.",
-                )
-            by_hand.append({"role": role, "reason": "set by hand", "all": {"number": list(numbers)}})
-        others = {one.number for one in series if one.role in wanted} - {n for ns in wanted.values() for n in ns}
-        if others:
-            by_hand.append({"role": "other", "reason": "another was set by hand", "all": {"number": sorted(others)}})
-        return [*by_hand, *self.series]
-
 
 def load_cohort_rules(path: Path | None) -> CohortRules:
     """Read a rules file: an object with any of the fields of :class:`CohortRules`, or a bare list of series rules.
@@ -119,53 +91,66 @@ def load_cohort_rules(path: Path | None) -> CohortRules:
     if path is None:
         return CohortRules()
     try:
-        given = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: no readable JSON file ({error}). See docs/cohort.md for what it may hold.") from None
-    if isinstance(given, list):
-        return CohortRules(series=load_rules(path))
-    _known(path, "field", given, ["about", *CohortRules.__dataclass_fields__])
-    try:
-        return _rules(path, given)
+        return _rules(read_json(path, (dict, list)))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}). Give a JSON file, see docs/cohort.md.") from None
+    except DamagedFileError:
+        raise
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
     except (TypeError, ValueError, AttributeError, re.error) as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(f"{path}: a field holds another kind of value than docs/cohort.md says ({error}).") from None
 
 
-def _rules(path: Path, given: dict[str, Any]) -> CohortRules:
+def _rules(given: Any) -> CohortRules:
+    if isinstance(given, list):
+        check_rules(given)
+        return CohortRules(series=given)
+    _known("field", given, ["about", *CohortRules.__dataclass_fields__])
     fields: dict[str, Any] = {"layout": given.get("layout", "")}
-    _known(path, "layout", [fields["layout"]], ["", *LAYOUTS])
-    fields["series"] = load_rules([*given.get("series", []), *load_rules()])
-    _known(path, "file role", given.get("files", {}), FILE_ROLES)
+    _known("layout", [fields["layout"]], ["", *LAYOUTS])
+    fields["series"] = [*given.get("series", []), *load_rules()]
+    check_rules(fields["series"])
+    _known("file role", given.get("files", {}), FILE_ROLES)
     fields["files"] = {**FILE_ROLES, **given.get("files", {})}
     for pattern in fields["files"].values():
         re.compile(pattern)
     fields["studies"] = {tidy(name): roles for name, roles in given.get("studies", {}).items()}
     for roles in fields["studies"].values():
-        _known(path, "role", roles, ROLES)
-    labels = _renamed(path, given.get("labels", {}), {"splits": "sides"})
-    labels |= {"columns": _renamed(path, labels.get("columns", {}), {"split": "side"})}
-    _known(path, "label field", labels, LabelRules.__dataclass_fields__)
-    _known(path, "label column", labels.get("columns", {}), _LABELS)
-    columns = {role: [name.lower() for name in names] for role, names in labels.pop("columns", {}).items()}
-    _known(path, "choice of several", [labels.get("several", "refuse")], ["refuse", "any"])
-    _known(path, "side of a split", labels.get("sides", {}).values(), ["train", "test"])
-    fields["labels"] = LabelRules(columns={**_LABELS, **columns}, **labels)
+        _known("role", roles, ROLES)
+    fields["labels"] = _label_rules(given.get("labels", {}))
     for name, kind in (("spacing", float), ("size", int)):
         if name in given:
             fields[name] = tuple(kind(value) for value in given[name])
             if len(fields[name]) != 3 or min(fields[name]) <= 0:
-                raise InputError(f"{path}: {name} must be three numbers above 0, got {given[name]}.")
+                raise InputError(f"{name} must be three numbers above 0, got {given[name]}.")
     return CohortRules(**fields)
 
 
-def _renamed(path: Path, given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def _label_rules(given: Mapping[str, Any]) -> LabelRules:
+    labels = _renamed(given, {"splits": "sides"})
+    columns = _renamed(labels.pop("columns", {}), {"split": "side"})
+    _known("label field", labels, LabelRules.__dataclass_fields__)
+    _known("label column", columns, _LABELS)
+    _known("choice of several", [labels.get("several", "refuse")], ["refuse", "any"])
+    _known("side of a split", labels.get("sides", {}).values(), ["train", "test"])
+    lower = {role: [name.lower() for name in names] for role, names in columns.items()}
+    return LabelRules(columns={**_LABELS, **lower}, **labels)
+
+
+def _renamed(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """Rules of before spell some names otherwise."""
     for old, new in names.items():
         if old in given:
-            logger.info("%s: %s is called %s now; it is understood.", path, old, new)
+            logger.info("Rules: %s is called %s now; it is understood.", old, new)
     return {names.get(name, name): value for name, value in given.items()}
+
+
+def _known(what: str, names: Iterable[Any], known: Collection[str]) -> None:
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise InputError(f'unknown {what} "{name}". {hint}Known: {", ".join(known)}.')
 
 
 def tidy(name: str) -> str:
@@ -173,9 +158,28 @@ def tidy(name: str) -> str:
     return name.strip().replace("\\", "/").strip("/").casefold()
 
 
-def _known(path: Path, what: str, names: Any, known: Any) -> None:
-    for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(str(name), list(known), 1, 0.5)
-            hint = f'Did you mean "{near[0]}"? ' if near else ""
-            raise InputError(f'{path}: unknown {what} "{name}". {hint}Known: {", ".join(map(str, known))}.')
+def set_by_hand(wanted: Mapping[str, Sequence[int]], series: Sequence[Series]) -> None:
+    """Give series of a study the roles of its entry in :attr:`CohortRules.studies`; no other then has such a role.
+
+    Args:
+        wanted: Role -> numbers of its series.
+        series: Of the study, with their roles by the rules.
+
+    Raises:
+        StudyError: ``rules`` when the study has no series of a number that the entry names.
+    """
+    known = {one.number for one in series}
+    for role, numbers in wanted.items():
+        if absent := sorted(set(numbers) - known):
+            raise StudyError(
+                "rules",
+                f"The rules file gives series {absent[0]} the role {role}, but the study has only series "
+                f"{', '.join(map(str, sorted(known)))}. Correct its entry under studies.",
+            )
+    others = {one.number for one in series if one.role in wanted}
+    for one in series:
+        mine = next((role for role, numbers in wanted.items() if one.number in numbers), None)
+        if mine:
+            one.role, one.reason = mine, "set by hand"
+        elif one.number in others:
+            one.role, one.reason = "other", "another was set by hand"

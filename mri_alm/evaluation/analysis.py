@@ -1,29 +1,61 @@
-"""One evaluation, whole: every figure of every model, ready for tables and report."""
+"""One evaluation, whole: every figure of every model, and what each threshold would do; ready for tables and report."""
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 from mri_alm.bundle.run_folder import RunRecord, read_run
-from mri_alm.evaluation.data import (
-    LabelledScores,
-    patients_of,
-    read_calibration,
-    read_labelled_scores,
-    refuse_another_model,
-)
+from mri_alm.evaluation.data import LabelledScores, read_calibration, read_labelled_scores, refuse_another_model
 from mri_alm.evaluation.performance import (
+    Estimate,
     Performance,
     ScoreComparison,
     Subgroup,
-    ThresholdChoice,
     compare_scores,
+    decision_counts,
     group_columns,
     performance_of,
+    proportion,
     subgroups,
-    trade_off,
 )
-from mri_alm.metrics.threshold import minimum_positives
+from mri_alm.metrics.ranking import Floats, check_binary
+from mri_alm.metrics.threshold import clopper_pearson_upper, future_false_negatives_cdf, minimum_positives
+from mri_alm.metrics.uncertainty import bootstrap_interval
+
+MOST_ALLOWED = 100  # nobody ships a threshold that misses more; keeps the page small
+
+
+@dataclass(frozen=True)
+class ThresholdChoice:
+    """One setting of the slider.
+
+    Attributes:
+        allowed: False negatives allowed where the threshold is set; None is "examine everyone".
+        threshold: Positive iff score >= threshold; -inf is "examine everyone".
+        missed: ``(B,)`` evaluated positives below it.
+        false_positives: Evaluated negatives at or above it.
+        spared: Share of evaluated studies below it, with interval.
+        expected_miss_rate: Mean miss rate of new positives.
+        miss_rate_upper: Its 95 % bound (Clopper and Pearson).
+        new_positives: Positives among 100 new patients, as many as here.
+        expected_misses: Mean number of misses among them.
+        misses_upper: With 95 % probability no more are missed among them (beta-binomial law).
+    """
+
+    allowed: int | None
+    threshold: float
+    missed: NDArray[np.bool_]
+    false_positives: int
+    spared: Estimate
+    expected_miss_rate: float
+    miss_rate_upper: float
+    new_positives: int
+    expected_misses: float
+    misses_upper: int
 
 
 @dataclass(frozen=True)
@@ -105,26 +137,7 @@ def evaluate(
         scores, labels, exclude=record.exclude if record else (), trained_on=record.trained if record else ()
     )
     columns = group_columns(data, group_by)
-    first = data.models[0]
-    trade_offs = [
-        TradeOff(
-            "evaluated", int(data.label.sum()), 1, tuple(trade_off(data.label, first.score, draws=draws, seed=seed))
-        )
-    ]
-    if record:
-        steps = tuple(trade_off(data.label, first.score, record.held_out))
-        positives = int(record.held_out[0].sum())
-        trade_offs.insert(0, TradeOff("held_out", positives, min(record.point.rank, len(steps) - 1), steps))
-    if calibration:
-        apart: set[str] = {*patients_of(data), *data.studies}
-        trained: Sequence[str] = ()
-        if run and record:
-            refuse_another_model(calibration[0], run, record.checkpoints)
-            apart, trained = apart | record.patients, list(record.trained)
-        rows = read_calibration(*calibration, trained_on=trained, apart_from=apart)
-        steps = tuple(trade_off(data.label, first.score, rows))
-        shipped = next((i for i, step in enumerate(steps) if step.threshold == first.threshold), 1)
-        trade_offs.insert(0, TradeOff("calibration", int(rows[0].sum()), shipped, steps))
+    rows = _calibration_rows(calibration, data, run, record) if calibration else None
     groups = subgroups(data, columns, draws=draws, seed=seed)
     return Evaluation(
         data=data,
@@ -134,34 +147,129 @@ def evaluate(
         },
         comparisons=compare_scores(data, draws=draws, seed=seed),
         groups=groups,
-        trade_offs=trade_offs,
+        trade_offs=list(_trade_offs(data, record, rows, draws=draws, seed=seed)),
         run=record,
         draws=draws,
         seed=seed,
         pictures=pictures(data.studies),
-        warnings=(*data.notes, *_warnings(data, groups, record)),
+        warnings=tuple(_warnings(data, groups, record)),
     )
 
 
-def _warnings(data: LabelledScores, groups: Sequence[Subgroup], run: RunRecord | None) -> list[str]:
-    found = []
-    positives = int(data.label.sum())
+def _calibration_rows(
+    calibration: tuple[Path, Path], data: LabelledScores, run: Path | None, record: RunRecord | None
+) -> tuple[NDArray[np.int64], Floats]:
+    """Labels and scores of the calibration cohort, which shares no patient with training or evaluation."""
+    apart = {*data.patients, *data.studies}
+    if not run or not record:
+        return read_calibration(*calibration, apart_from=apart)
+    refuse_another_model(calibration[0], run, record.checkpoints)
+    return read_calibration(*calibration, trained_on=record.trained, apart_from=apart | record.patients)
+
+
+def _trade_offs(
+    data: LabelledScores,
+    record: RunRecord | None,
+    calibration: tuple[NDArray[np.int64], Floats] | None,
+    *,
+    draws: int,
+    seed: int,
+) -> Iterator[TradeOff]:
+    first = data.models[0]
+    if calibration:
+        steps = tuple(trade_off(data.label, first.score, calibration))
+        shipped = next((i for i, step in enumerate(steps) if step.threshold == first.threshold), 1)
+        yield TradeOff("calibration", int(calibration[0].sum()), shipped, steps)
+    if record:
+        steps = tuple(trade_off(data.label, first.score, record.held_out))
+        yield TradeOff("held_out", int(record.held_out[0].sum()), min(record.point.rank, len(steps) - 1), steps)
+    steps = tuple(trade_off(data.label, first.score, draws=draws, seed=seed))
+    yield TradeOff("evaluated", data.positives, 1, steps)
+
+
+def trade_off(
+    label: ArrayLike,
+    score: ArrayLike,
+    set_on: tuple[ArrayLike, ArrayLike] | None = None,
+    *,
+    draws: int = 2000,
+    seed: int = 0,
+) -> Iterator[ThresholdChoice]:
+    """The steps from "examine everyone" over 0 to all but one (at most 100) false negatives.
+
+    Args:
+        label: ``(B,)`` in {0, 1}, the evaluated studies.
+        score: ``(B,)``, theirs.
+        set_on: Label and score of the studies the threshold is set on, of the same kind; None: on the evaluated ones,
+            which describes them and promises nothing for the number one picks after looking.
+        draws: Bootstrap resamples for the interval of what is spared, where the threshold is set on the evaluated
+            studies; elsewhere the interval is Clopper and Pearson's.
+        seed: Of the draws.
+
+    Raises:
+        InputError: See :func:`mri_alm.metrics.check_binary`.
+    """
+    positive, score = check_binary(label, score)
+    on_label, on_score = check_binary(*set_on) if set_on else (positive, score)
+    n = int(on_label.sum())
+    new = max(1, round(100 * float(positive.mean())))
+    redrawn = None if set_on else bootstrap_interval(_shares_spared, positive, score, draws=draws, seed=seed)
+    for rank, threshold in enumerate([-math.inf, *_thresholds(on_label, on_score).tolist()]):
+        below = score < threshold
+        counts = decision_counts(positive, ~below)
+        spared = proportion(counts.spared, below.size)
+        if redrawn is not None and rank:
+            spared = Estimate(spared.value, *map(float, redrawn[:, rank - 1]))
+        yield ThresholdChoice(
+            allowed=rank - 1 if rank else None,
+            threshold=threshold,
+            missed=positive & below,
+            false_positives=counts.false_positives,
+            spared=spared,
+            expected_miss_rate=rank / (n + 1),
+            miss_rate_upper=clopper_pearson_upper(rank - 1, n, 0.05) if rank else 0.0,
+            new_positives=new,
+            expected_misses=new * rank / (n + 1),
+            misses_upper=next(x for x in range(new + 1) if future_false_negatives_cdf(x, n, rank, new) >= 0.95),
+        )
+
+
+def _thresholds(positive: NDArray[np.generic], score: Floats) -> Floats:
+    """Those that allow 0, 1, ... false negatives among these very studies."""
+    return np.sort(score[positive == 1])[: MOST_ALLOWED + 1]
+
+
+def _shares_spared(positive: NDArray[np.generic], score: Floats) -> Floats:
+    """Share of studies below each of these thresholds."""
+    return np.searchsorted(np.sort(score), _thresholds(positive, score)) / score.size
+
+
+def _warnings(data: LabelledScores, groups: Sequence[Subgroup], run: RunRecord | None) -> Iterator[str]:
+    studies, patients = len(data.studies), len(set(data.patients))
+    if n := data.columns.get("side", ()).count("train"):
+        yield (
+            f"{n} of {studies} evaluated studies have side = train in the label table. If this model was trained "
+            "on them, every figure here is worthless."
+        )
+    if patients < studies:
+        yield (
+            f"{studies} studies come from {patients} patients. Intervals and bounds assume independent studies and are "
+            "too narrow: keep one study per patient."
+        )
     if run and run.synthetic:
-        found.append("The training cohort is synthetic: figures show that the software works, and nothing of patients.")
-    if positives < (least := minimum_positives(0.1, 0.1)):
-        found.append(
-            f"Only {positives} positives: one exam moves every figure by much, and none missed among so few does not "
-            f"show a miss rate below 10 % (that takes {least}, at 90 % confidence)."
+        yield "The training cohort is synthetic: figures show that the software works, and nothing of patients."
+    if data.positives < (least := minimum_positives(0.1, 0.1)):
+        yield (
+            f"Only {data.positives} positive{'s' * (data.positives != 1)}: one exam moves every figure by much, and "
+            f"none missed among so few does not show a miss rate below 10 % (that takes {least}, at 90 % confidence)."
         )
     if data.lost:
-        found.append(f"Not evaluated, {len(data.lost)} of the label table; the section on the cohort says why.")
+        yield f"Not evaluated, {len(data.lost)} of the label table; the section on the cohort says why."
     if few := sorted({f"{g.column} {g.value}" for g in groups if g.note}):
-        found.append(
-            f"Groups with under 5 positives or without negatives: {', '.join(few)}. Conclude nothing from them."
-        )
-    if run and data.models[0].threshold is not None and data.models[0].threshold != run.point.threshold:
-        found.append(
-            f"The scores were decided at threshold {data.models[0].threshold:g}, the run's threshold.json says "
+        yield f"Groups with under 5 positives or without negatives: {', '.join(few)}. Conclude nothing from them."
+    decided_at = data.models[0].threshold
+    if run and decided_at is not None and decided_at != run.point.threshold:
+        yield (
+            f"The scores were decided at threshold {decided_at:g}, the run's threshold.json says "
             f"{run.point.threshold:g}: figures at the threshold are of the former."
         )
-    return found

@@ -1,10 +1,9 @@
 """Scores and truth side by side: every study once in every file, or a sentence on what does not fit."""
 
-import json
 import logging
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,20 +12,20 @@ from numpy.typing import NDArray
 
 from mri_alm.cohort.manifest import RENAMED_COLUMNS
 from mri_alm.errors import InputError
+from mri_alm.metrics.ranking import Floats
 from mri_alm.metrics.threshold import one_score_per_patient
-from mri_alm.runtime.files import sha256
+from mri_alm.runtime.files import read_json, sha256
 from mri_alm.runtime.tables import read_table
 
 logger = logging.getLogger("mri_alm")
 
-Row = dict[str, str]
-
-TRAINING = "training study"
+_Row = dict[str, str]
+_TRAINING = "training study"
 _SHOWN = 10  # studies named in one message
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelScores:
     """What one model says of the evaluated studies.
 
     Attributes:
@@ -39,11 +38,16 @@ class Model:
     """
 
     name: str
-    score: NDArray[np.float64]
+    score: Floats
     threshold: float | None
-    spread: NDArray[np.float64]
+    spread: Floats
     warnings: tuple[str, ...]
     sha256: str
+
+    @property
+    def needed(self) -> NDArray[np.bool_] | None:
+        """``(N,)``, whether its file asks for DCE; None: it decides nothing."""
+        return None if self.threshold is None else self.score >= self.threshold
 
 
 @dataclass(frozen=True)
@@ -56,22 +60,40 @@ class LabelledScores:
         models: One per file of scores.
         columns: The label table's columns, ``(N,)`` each; what subgroups are made of.
         left_out: Studies of the label table that are not evaluated, with the reason.
-        notes: What a reader must know of the data.
         sha256: Of the label table.
     """
 
     studies: tuple[str, ...]
     label: NDArray[np.int64]
-    models: tuple[Model, ...]
+    models: tuple[ModelScores, ...]
     columns: dict[str, tuple[str, ...]]
     left_out: dict[str, str]
-    notes: tuple[str, ...]
     sha256: str
+
+    @property
+    def positives(self) -> int:
+        """How many need DCE."""
+        return int(self.label.sum())
+
+    @property
+    def negatives(self) -> int:
+        """How many do not."""
+        return len(self.studies) - self.positives
+
+    @property
+    def patients(self) -> list[str]:
+        """Whose study each is; where nothing says it, the study stands for its patient."""
+        named = self.columns.get("patient", self.studies)
+        return [patient or study for patient, study in zip(named, self.studies, strict=True)]
 
     @property
     def lost(self) -> list[str]:
         """Studies left out that are not the training's."""
-        return [study for study, reason in self.left_out.items() if reason != TRAINING]
+        return [study for study, reason in self.left_out.items() if reason != _TRAINING]
+
+    def in_words(self) -> str:
+        """How many exams, and of which kind."""
+        return f"{len(self.studies)} exams: {self.positives} need DCE, {self.negatives} do not"
 
 
 def read_labelled_scores(
@@ -103,7 +125,7 @@ def read_labelled_scores(
         )
     left_out = _left_out(truth, scored, exclude)
     expected = [study for study in truth if study not in left_out]
-    problems = _mismatches({name: set(table) for name, table in tables.items()}, scores, set(expected), labels)
+    problems = _mismatches(tables, scores, set(expected), labels)
     problems += [
         f'{labels}: study {study} has label "{truth[study]["label"]}". Write 1 (DCE needed) or 0 (not needed).'
         for study in expected
@@ -126,17 +148,16 @@ def read_labelled_scores(
     return LabelledScores(
         studies=studies,
         label=label,
-        models=tuple(_model(name, scores[name], table, studies) for name, table in tables.items()),
+        models=tuple(_model_scores(name, scores[name], table, studies) for name, table in tables.items()),
         columns={column: tuple(truth[study][column] for study in studies) for column in truth[studies[0]]},
         left_out=left_out,
-        notes=_notes(truth, studies),
         sha256=sha256(labels),
     )
 
 
 def read_calibration(
     scores: Path, labels: Path, *, trained_on: Collection[str] = (), apart_from: Collection[str] = ()
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+) -> tuple[NDArray[np.int64], Floats]:
     """Labels and scores ``(P,)`` of a calibration cohort, one row per patient and label.
 
     Args:
@@ -149,35 +170,38 @@ def read_calibration(
         InputError: See :func:`read_labelled_scores`; or a patient is among those that must not be.
     """
     found = read_labelled_scores({"calibration": scores}, labels, trained_on=trained_on)
-    patients = patients_of(found)
-    if known := {*patients, *found.studies} & {*apart_from}:
+    if known := {*found.patients, *found.studies} & {*apart_from}:
         raise InputError(
             f"{len(known)} calibration patients or studies were trained on, or are evaluated too (such as "
             f"{min(known)}): a guarantee needs others. If they only share a name, rename them."
         )
-    return one_score_per_patient(patients, found.label, found.models[0].score)
-
-
-def patients_of(data: LabelledScores) -> list[str]:
-    """Whose study each is; where nothing says it, the study stands for its patient."""
-    return [
-        patient or study for patient, study in zip(data.columns.get("patient", data.studies), data.studies, strict=True)
-    ]
+    return one_score_per_patient(found.patients, found.label, found.models[0].score)
 
 
 def refuse_another_model(path: Path, run: Path, checkpoints: Mapping[str, str]) -> None:
-    """Compare the digests that stand beside scores; where there are none nobody can tell, and that is said."""
-    for name, key in (("report.json", "model"), ("threshold.json", "checkpoints")):
-        if (path.parent / name).is_file():
-            found = json.loads((path.parent / name).read_text("utf-8")).get(key)
-            digests = found.get("checkpoints_sha256") if name == "report.json" and found else found
-            if digests != checkpoints:
-                raise InputError(f"{path} holds scores of another model. Score the calibration cohort with {run}.")
-            return
-    logger.warning("Calibration: nothing beside %s tells which model gave its scores; it must be %s.", path, run)
+    """Compare the digests that stand beside scores; where there are none nobody can tell, and that is said.
+
+    Raises:
+        InputError: If they are those of other checkpoints than the run's, or cannot be read.
+    """
+    report, threshold = path.with_name("report.json"), path.with_name("threshold.json")
+    if report.is_file():
+        found = (read_json(report).get("model") or {}).get("checkpoints_sha256")
+    elif threshold.is_file():
+        found = read_json(threshold).get("checkpoints")
+    else:
+        logger.warning("Calibration: nothing beside %s tells which model gave its scores; it must be %s.", path, run)
+        return
+    if found != checkpoints:
+        raise InputError(f"{path} holds scores of another model. Score the calibration cohort with {run}.")
 
 
-def _by_study(path: Path, required: Collection[str]) -> dict[str, Row]:
+def shortened(names: Sequence[str], most: int) -> str:
+    """The first names, and dots where there are more."""
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
+def _by_study(path: Path, required: Collection[str]) -> dict[str, _Row]:
     """Rows of a CSV file by study, cells stripped."""
     rows = read_table(path, required, renamed=RENAMED_COLUMNS)
     twice = [name or "without name" for name, n in Counter(row["study"] for row in rows).items() if n > 1 or not name]
@@ -186,7 +210,7 @@ def _by_study(path: Path, required: Collection[str]) -> dict[str, Row]:
     return {row["study"]: row for row in rows}
 
 
-def _left_out(truth: Mapping[str, Row], scored: set[str], exclude: Collection[str]) -> dict[str, str]:
+def _left_out(truth: Mapping[str, _Row], scored: set[str], exclude: Collection[str]) -> dict[str, str]:
     """Studies without a score that need none, with the reason."""
     trains = {study for study, row in truth.items() if row.get("side") == "train"}
     found = {}
@@ -198,20 +222,20 @@ def _left_out(truth: Mapping[str, Row], scored: set[str], exclude: Collection[st
         elif row.get("status") == "failed":
             found[study] = f"failed in preparation ({row.get('error_code') or 'no code'})"
         elif study in trains and not trains & scored:
-            found[study] = TRAINING
+            found[study] = _TRAINING
         elif row["label"] == "":
             found[study] = "no label"
     return found
 
 
 def _mismatches(
-    found: Mapping[str, set[str]], paths: Mapping[str, Path], expected: set[str], labels: Path
+    tables: Mapping[str, Mapping[str, _Row]], paths: Mapping[str, Path], expected: set[str], labels: Path
 ) -> list[str]:
     problems = []
-    for name, studies in found.items():
-        if extra := sorted(studies - expected):
+    for name, table in tables.items():
+        if extra := sorted(table.keys() - expected):
             problems.append(f"{paths[name]}: no row in {labels} for {_named(extra)}. Add the labels.")
-        if missing := sorted(expected - studies):
+        if missing := sorted(expected - table.keys()):
             problems.append(
                 f"{paths[name]}: no row there for {_named(missing)} of {labels}. Score them, or take them out of the "
                 "labels: an exam that is lost must not look like one that went well."
@@ -219,7 +243,7 @@ def _mismatches(
     return problems
 
 
-def _bad_scores(table: Mapping[str, Row]) -> list[str]:
+def _bad_scores(table: Mapping[str, _Row]) -> list[str]:
     bad = [(study, row["score"]) for study, row in table.items() if row["score"] != "" and not _finite(row["score"])]
     more = [f"... and {len(bad) - _SHOWN} more scores that are no finite numbers."] if len(bad) > _SHOWN else []
     return [
@@ -236,11 +260,11 @@ def _finite(text: str) -> bool:
         return False
 
 
-def _model(name: str, path: Path, table: Mapping[str, Row], studies: tuple[str, ...]) -> Model:
+def _model_scores(name: str, path: Path, table: Mapping[str, _Row], studies: tuple[str, ...]) -> ModelScores:
     rows = [table[study] for study in studies]
     score = np.array([float(row["score"]) for row in rows])
     spread = [row.get("spread", "") for row in rows]
-    return Model(
+    return ModelScores(
         name=name,
         score=score,
         threshold=_threshold(path, rows, score),
@@ -250,7 +274,7 @@ def _model(name: str, path: Path, table: Mapping[str, Row], studies: tuple[str, 
     )
 
 
-def _threshold(path: Path, rows: list[Row], score: NDArray[np.float64]) -> float | None:
+def _threshold(path: Path, rows: list[_Row], score: Floats) -> float | None:
     """The one threshold of a file, checked against its decisions; an empty cell is "examine everyone"."""
     if "threshold" not in rows[0]:
         return None
@@ -273,22 +297,5 @@ def _threshold(path: Path, rows: list[Row], score: NDArray[np.float64]) -> float
     return threshold
 
 
-def _notes(truth: Mapping[str, Row], studies: tuple[str, ...]) -> tuple[str, ...]:
-    notes = []
-    if n := sum(truth[study].get("side") == "train" for study in studies):
-        notes.append(
-            f"{n} of {len(studies)} evaluated studies have split = train in the label table. If this model was trained "
-            "on them, every figure here is worthless."
-        )
-    patients = {truth[study].get("patient") or study for study in studies}
-    if len(patients) < len(studies):
-        notes.append(
-            f"{len(studies)} studies come from {len(patients)} patients. Intervals and bounds assume independent "
-            "studies and are too narrow: keep one study per patient."
-        )
-    return tuple(notes)
-
-
 def _named(studies: list[str]) -> str:
-    shown = ", ".join(studies[:_SHOWN]) + (", ..." if len(studies) > _SHOWN else "")
-    return f"{len(studies)} {'study' if len(studies) == 1 else 'studies'} ({shown})"
+    return f"{len(studies)} {'study' if len(studies) == 1 else 'studies'} ({shortened(studies, _SHOWN)})"

@@ -11,19 +11,20 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from mri_alm.evaluation.data import LabelledScores, Model
-from mri_alm.evaluation.performance import Performance, Roc, share
+from mri_alm.evaluation.data import LabelledScores, ModelScores
+from mri_alm.evaluation.performance import Performance, Roc, proportion
 from mri_alm.metrics.calibration import calibration_curve, decision_curve
+from mri_alm.metrics.ranking import Floats
 
-Figure = dict[str, Any]
+Plot = dict[str, Any]
 
-NEGATIVE, POSITIVE = "#0072B2", "#D55E00"
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+_NEGATIVE, _POSITIVE = "#0072B2", "#D55E00"
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 _GREY = "#767676"
-PANELS = {
+_PANELS = {
     "val_auc": "Validation AUC",
     "base_loss": "Base loss",
     "gradient_ratio": "ALM gradient / base gradient",
@@ -33,12 +34,12 @@ PANELS = {
 }
 
 
-def roc_figure(performances: Mapping[str, Performance], *, enlarged: bool) -> Figure:
+def roc_figure(performances: Mapping[str, Performance], *, enlarged: bool) -> Plot:
     """ROC of every model with the bootstrap band of its FPR; enlarged, the part where few positives are missed."""
     figure = go.Figure()
     n = next(iter(performances.values())).positives
     for i, (name, performance) in enumerate(performances.items()):
-        roc, colour = performance.roc, COLOURS[i % len(COLOURS)]
+        roc, colour = performance.roc, _COLOURS[i % len(_COLOURS)]
         band = [*_stairs(roc, roc.low, n), *reversed(_stairs(roc, roc.high, n))]
         figure.add_scatter(
             x=[x for x, _ in band], y=[y for _, y in band], fill="toself", fillcolor=colour, opacity=0.15,
@@ -59,27 +60,24 @@ def roc_figure(performances: Mapping[str, Performance], *, enlarged: bool) -> Fi
         ticks = sorted({round(k) for k in np.linspace(0, most, min(most, 6) + 1)})
         figure.update_yaxes(range=[1 - (most + 0.5) / n, 1 + 0.4 / n * max(1, most / 6)])
         figure.update_yaxes(tickvals=[1 - k / n for k in ticks], ticktext=[f"{k} of {n}" for k in ticks])
-        return _finished(figure, "False-positive rate", "Positives missed", meta={"marker": len(figure.data) - 1})
-    figure.add_scatter(
-        x=[0, 1], y=[0, 1], mode="lines", line={"color": _GREY, "dash": "dot", "width": 1}, hoverinfo="skip",
-        showlegend=False,
-    )  # fmt: skip
+        return _finished(figure, "False-positive rate", "Positives missed", marker=len(figure.data) - 1)
+    _add_diagonal(figure, showlegend=False)
     figure.update_yaxes(range=[-0.02, 1.03])
-    return _finished(figure, "False-positive rate", "True-positive rate", meta={"marker": len(figure.data) - 2})
+    return _finished(figure, "False-positive rate", "True-positive rate", marker=len(figure.data) - 2)
 
 
-def score_figure(data: LabelledScores, model: Model) -> Figure:
+def score_figure(data: LabelledScores, model: ModelScores) -> Plot:
     """Negatives as a histogram, every positive as a mark of its own; lines at the slider's and the file's threshold."""
     score, positive = model.score, data.label == 1
     names = [html.escape(name) for name, needs in zip(data.studies, positive, strict=True) if needs]
     figure = go.Figure()
     figure.add_histogram(
         x=score[~positive].tolist(), nbinsx=40, name="DCE not needed", yaxis="y2",
-        marker={"color": NEGATIVE, "line": {"color": "#fff", "width": 1}}, hovertemplate="%{x}: %{y}<extra></extra>",
+        marker={"color": _NEGATIVE, "line": {"color": "#fff", "width": 1}}, hovertemplate="%{x}: %{y}<extra></extra>",
     )  # fmt: skip
     figure.add_scatter(
         x=score[positive].tolist(), y=[i % 3 for i in range(len(names))], mode="markers", name="DCE needed", text=names,
-        marker={"color": POSITIVE, "symbol": "triangle-up", "size": 11, "line": {"color": "#fff", "width": 1}},
+        marker={"color": _POSITIVE, "symbol": "triangle-up", "size": 11, "line": {"color": "#fff", "width": 1}},
         hovertemplate="%{text}, score %{x:.4f}<extra></extra>",
     )  # fmt: skip
     line = {"type": "line", "xref": "x", "yref": "paper", "y0": 0, "y1": 1, "x0": 0, "x1": 0, "visible": False}
@@ -93,35 +91,32 @@ def score_figure(data: LabelledScores, model: Model) -> Figure:
     )  # fmt: skip
     if model.threshold is not None and np.isfinite(model.threshold):
         figure.layout.shapes[1].update(x0=model.threshold, x1=model.threshold, visible=True)
-    return _finished(figure, "Score", "", meta={})
+    return _finished(figure, "Score", "")
 
 
-def calibration_figure(label: ArrayLike, models: Sequence[Model]) -> Figure:
+def calibration_figure(label: ArrayLike, models: Sequence[ModelScores]) -> Plot:
     """Share of positives against mean score in ten bins, with exact binomial intervals."""
     figure = go.Figure()
     for i, model in enumerate(models):
         curve = calibration_curve(label, model.score)
-        shares = [share(round(r * n), int(n)) for r, n in zip(curve.positive_rate, curve.count, strict=True)]
+        shares = [proportion(round(r * n), int(n)) for r, n in zip(curve.positive_rate, curve.count, strict=True)]
         figure.add_scatter(
             x=curve.mean_probability.tolist(), y=curve.positive_rate.tolist(), name=html.escape(model.name),
             mode="lines+markers", text=[f"{n} exams" for n in curve.count],
             line=_line(i, 2),
             error_y={
-                "array": [(s.high or 0) - s.value for s in shares],
-                "arrayminus": [s.value - (s.low or 0) for s in shares],
+                "array": [s.high - s.value for s in shares],
+                "arrayminus": [s.value - s.low for s in shares],
                 "thickness": 1,
             },
             hovertemplate="mean score %{x:.3f}, share %{y:.3f}, %{text}<extra></extra>",
         )  # fmt: skip
-    figure.add_scatter(
-        x=[0, 1], y=[0, 1], mode="lines", line={"color": _GREY, "dash": "dot", "width": 1}, name="perfect",
-        hoverinfo="skip",
-    )  # fmt: skip
+    _add_diagonal(figure, name="perfect")
     figure.update_yaxes(range=[-0.02, 1.02])
-    return _finished(figure, "Mean score", "Share that needs DCE", meta={})
+    return _finished(figure, "Mean score", "Share that needs DCE")
 
 
-def decision_figure(label: ArrayLike, models: Sequence[Model]) -> Figure:
+def decision_figure(label: ArrayLike, models: Sequence[ModelScores]) -> Plot:
     """Net benefit per 100 patients at threshold probabilities up to one half."""
     grid = np.linspace(0.005, 0.5, 100)
     figure, everyone = go.Figure(), grid
@@ -133,24 +128,17 @@ def decision_figure(label: ArrayLike, models: Sequence[Model]) -> Figure:
             line=_line(i, 2.5),
         )  # fmt: skip
     for name, values, dash in (("examine everyone", 100 * everyone, "dot"), ("examine nobody", 0 * grid, "solid")):
-        figure.add_scatter(
-            x=grid.tolist(),
-            y=values.tolist(),
-            name=name,
-            mode="lines",
-            line={"color": _GREY, "dash": dash, "width": 1.5},
-        )
+        line = {"color": _GREY, "dash": dash, "width": 1.5}
+        figure.add_scatter(x=grid.tolist(), y=values.tolist(), name=name, mode="lines", line=line)
     top = 100 * float(np.mean(np.asarray(label)))
     figure.update_yaxes(range=[-0.25 * top, 1.1 * top])
-    return _finished(figure, "Threshold probability", "Net benefit per 100 patients", meta={})
+    return _finished(figure, "Threshold probability", "Net benefit per 100 patients")
 
 
-def training_figures(
-    history: Mapping[str, Sequence[Mapping[str, float]]], kept: Mapping[str, int]
-) -> dict[str, Figure]:
+def training_figures(history: Mapping[str, Sequence[Mapping[str, float]]], kept: Mapping[str, int]) -> dict[str, Plot]:
     """A figure per diagnostic that the run recorded, a line per split, a dot at the epoch that was kept."""
     figures = {}
-    for key, title in PANELS.items():
+    for key, title in _PANELS.items():
         if not all(key in epoch for epochs in history.values() for epoch in epochs):
             continue
         figure = go.Figure()
@@ -164,16 +152,21 @@ def training_figures(
                 name=html.escape(name),
                 line=_line(i, 1.5),
             )
-        figures[title] = _finished(figure, "Epoch", "", meta={})
+        figures[title] = _finished(figure, "Epoch", "")
     return figures
 
 
 def _line(i: int, width: float) -> dict[str, Any]:
     """Colour and dash of the i-th model or split."""
-    return {"color": COLOURS[i % len(COLOURS)], "dash": DASHES[i % len(DASHES)], "width": width}
+    return {"color": _COLOURS[i % len(_COLOURS)], "dash": _DASHES[i % len(_DASHES)], "width": width}
 
 
-def _stairs(roc: Roc, fpr: NDArray[np.float64], n: int) -> list[tuple[float, float]]:
+def _add_diagonal(figure: go.Figure, **legend: Any) -> None:
+    line = {"color": _GREY, "dash": "dot", "width": 1}
+    figure.add_scatter(x=[0, 1], y=[0, 1], mode="lines", line=line, hoverinfo="skip", **legend)
+
+
+def _stairs(roc: Roc, fpr: Floats, n: int) -> list[tuple[float, float]]:
     """Corners of the ROC from (0, 0) to (1, 1): at each TPR the lowest FPR that reaches it."""
     corners, tpr_before = [(0.0, 0.0)], 0.0
     for k, x in zip(roc.allowed[::-1].tolist(), fpr[::-1].tolist(), strict=True):
@@ -182,10 +175,11 @@ def _stairs(roc: Roc, fpr: NDArray[np.float64], n: int) -> list[tuple[float, flo
     return [*corners, (1.0, 1.0)]
 
 
-def _finished(figure: go.Figure, x: str, y: str, *, meta: dict[str, Any]) -> Figure:
-    """Common looks, as plain JSON."""
+def _finished(figure: go.Figure, x: str, y: str, *, marker: int | None = None) -> Plot:
+    """Common looks, as plain JSON; ``marker`` is the trace that the slider moves."""
     figure.update_layout(
-        template="none", meta=meta, autosize=True, hovermode="closest", dragmode=False, barmode="overlay",
+        template="none", meta={} if marker is None else {"marker": marker}, autosize=True, hovermode="closest",
+        dragmode=False, barmode="overlay",
         margin={"l": 60, "r": 12, "t": 10, "b": 48},
         font={"family": "system-ui, sans-serif", "size": 13, "color": "#222"},
         legend={"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0},

@@ -10,19 +10,17 @@ import numpy as np
 
 from mri_alm.bundle.run_folder import RunRecord
 from mri_alm.evaluation.analysis import Evaluation
+from mri_alm.evaluation.data import LabelledScores
+from mri_alm.runtime.files import read_json
 
-OPEN = "to be filled by the authors"
+LEFT_TO_AUTHORS = "to be filled by the authors"
 _UNKNOWN = "No training run was given (--run): unknown to this report."
 _ITEMS = Path(__file__).with_name("reporting_items.json")
 _PACKAGES = ("mri-alm", "numpy", "scipy", "scikit-learn", "plotly")  # what the figures were computed and drawn with
 
 
 def model_card(evaluation: Evaluation) -> dict[str, dict[str, str]]:
-    """Section to rows of name and text.
-
-    Args:
-        evaluation: What is reported.
-    """
+    """Section to rows of name and text."""
     data, run = evaluation.data, evaluation.run
     hashes = {"labels": data.sha256} | {f"scores of {model.name}": model.sha256 for model in data.models}
     card = {
@@ -33,13 +31,10 @@ def model_card(evaluation: Evaluation) -> dict[str, dict[str, str]]:
             "Output": "A score that grows with the need for DCE; with a threshold, needed or not.",
         },
         "Training": _training(run) if run else {"Training": _UNKNOWN},
-        "Evaluation": {
-            "Cohort": cohort_text(evaluation),
-            "Statistics": statistics_text(evaluation),
-        },
+        "Evaluation": {"Cohort": _cohort(data), "Statistics": _statistics(evaluation)},
         "Limits": {
-            "Threshold": _threshold_text(run),
-            "Positives": f"{int(data.label.sum())} evaluated positives.",
+            "Threshold": _threshold(run),
+            "Positives": f"{data.positives} evaluated positives.",
             "Score": "Not a probability of need unless the calibration figure says so.",
             "Generalisation": "Other scanners, protocols and populations than those evaluated are unknown territory.",
         },
@@ -53,30 +48,24 @@ def model_card(evaluation: Evaluation) -> dict[str, dict[str, str]]:
 
 
 def checklist(evaluation: Evaluation) -> list[dict[str, str]]:
-    """Items of CLAIM (2024) and TRIPOD+AI (2024): guide, item, topic, text; the text is :data:`OPEN` where unknown.
+    """Items of CLAIM (2024) and TRIPOD+AI (2024): guide, item, topic, text; :data:`LEFT_TO_AUTHORS` where unknown.
 
     Topics are our own words: read the guides themselves before submitting.
     """
     known = _known(evaluation)
-    items = json.loads(_ITEMS.read_text("utf-8"))
     return [
-        {"guide": guide, "item": item, "topic": topic, "text": known.get(key) or OPEN}
-        for guide, rows in items.items()
+        {"guide": guide, "item": item, "topic": topic, "text": known.get(key) or LEFT_TO_AUTHORS}
+        for guide, rows in read_json(_ITEMS).items()
         for item, topic, key in rows
     ]
 
 
-def cohort_text(evaluation: Evaluation) -> str:
+def _cohort(data: LabelledScores) -> str:
     """The evaluated cohort in a sentence."""
-    data = evaluation.data
-    positives = int(data.label.sum())
-    return (
-        f"{len(data.studies)} exams: {positives} need DCE, {len(data.studies) - positives} do not; "
-        f"{len(data.left_out)} further rows of the label table left out with a reason."
-    )
+    return f"{data.in_words()}; {len(data.left_out)} further rows of the label table left out with a reason."
 
 
-def statistics_text(evaluation: Evaluation) -> str:
+def _statistics(evaluation: Evaluation) -> str:
     """How the intervals and tests were computed."""
     return (
         f"95 % intervals: stratified percentile bootstrap ({evaluation.draws} draws, seed {evaluation.seed}); "
@@ -88,7 +77,7 @@ def statistics_text(evaluation: Evaluation) -> str:
 def _training(run: RunRecord) -> dict[str, str]:
     settings = run.settings
     labels = list(run.trained.values())
-    members = {name: f"{_mean_sd(aucs)}" for name, aucs in run.members.items()}
+    members = {name: _mean_sd(aucs) for name, aucs in run.members.items()}
     return {
         "Cohort": f"{len(labels)} exams, {sum(labels)} need DCE"
         + ("; the built-in synthetic phantom: nothing here says anything about patients." if run.synthetic else "."),
@@ -114,7 +103,7 @@ def _mean_sd(values: list[float]) -> str:
     return f"{100 * np.mean(values):.1f}{sd} % ({len(values)} members)"
 
 
-def _threshold_text(run: RunRecord | None) -> str:
+def _threshold(run: RunRecord | None) -> str:
     if run is None:
         return "No operating point was given. A threshold read off this report was chosen on these labels."
     return f"{run.point.basis[0].upper()}{run.point.basis[1:]}."
@@ -126,16 +115,14 @@ def _known(evaluation: Evaluation) -> Mapping[str, Any]:
     known = {
         "use": "See Purpose above (research only); the clinical background is the authors' to write.",
         "metrics": "AUC, FPR at fixed TPR and at k false negatives, sensitivity, specificity, calibration, benefit.",
-        "statistics": statistics_text(evaluation),
+        "statistics": _statistics(evaluation),
         "results": "Section Performance above.",
         "subgroups": "Section Subgroups above." if evaluation.groups else "",
-        "cohort": cohort_text(evaluation) + " See How the cohort was built.",
+        "cohort": _cohort(data) + " See How the cohort was built.",
         "missing": f"Exams without a usable image, label or score are left out and listed: {len(data.lost)} here.",
         "failures": "Every missed and needlessly examined exam is in the patient table.",
-        "calibration": "Section Calibration above.",
         "software": "Evaluated with mri-alm, Apache-2.0; versions above.",
         "limits": "See Limits above; further limitations are the authors' to write.",
-        "output": "A score per exam and a decision by threshold; see Purpose.",
     }
     if run:
         card = _training(run)

@@ -7,20 +7,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mri_alm.evaluation.data import LabelledScores, Model
-from mri_alm.evaluation.performance import (
-    PARTIAL_FROM,
-    Estimate,
-    Performance,
-    ScoreComparison,
-    Subgroup,
-    ThresholdChoice,
-    finite,
-)
+from mri_alm.evaluation.analysis import TradeOff
+from mri_alm.evaluation.data import LabelledScores
+from mri_alm.evaluation.performance import PARTIAL_FROM, Estimate, Performance, ScoreComparison, Subgroup
 from mri_alm.metrics.ranking import FALSE_NEGATIVES, TRUE_POSITIVE_RATES
 from mri_alm.runtime.files import write_bytes, write_json
 from mri_alm.runtime.tables import write_csv
 
+NO_VALUE = "–"
+_TITLES = {
+    "auc": "AUC, %",
+    "auc_delong": "AUC, %, DeLong's interval",
+    "partial_auc": f"Partial AUC, TPR from {100 * PARTIAL_FROM:g} %, standardised (chance: 50), %",
+    **{f"fpr_at_tpr_{t}": f"FPR at TPR {t} %, %" for t in TRUE_POSITIVE_RATES},
+    **{f"fpr_at_fn_{k}": f"FPR at {k} FN, %" for k in FALSE_NEGATIVES},
+    "sensitivity": "Sensitivity at the threshold, %",
+    "specificity": "Specificity at the threshold, %",
+    "npv": "Of those spared, did not need DCE, %",
+    "spared": "Spared at the threshold, %",
+    "brier": "Brier score",
+    "ece": "Expected calibration error (10 bins)",
+}
+_GROUP_TITLES = {
+    "auc": "AUC, %", "fpr_at_fn_0": "FPR at 0 FN, %", "fpr_at_fn_1": "FPR at 1 FN, %",
+    "sensitivity": "Sensitivity, %", "specificity": "Specificity, %", "spared": "Spared, %",
+}  # fmt: skip
+_OUTCOMES = {(1, 1): "examined", (0, 0): "spared", (1, 0): "missed", (0, 1): "needless"}  # of label and decision
 _LATEX = str.maketrans({
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
@@ -75,45 +87,42 @@ def latex(table: Table) -> str:
     return f"% {caption}\n% Needs \\usepackage{{booktabs}}.\n\\begin{{tabular}}{{{form}}}\n{body}\n\\end{{tabular}}\n"
 
 
-LABELS = {
-    "auc": "AUC, %",
-    "auc_delong": "AUC, %, DeLong's interval",
-    "partial_auc": f"Partial AUC, TPR from {100 * PARTIAL_FROM:g} %, standardised (chance: 50), %",
-    **{f"fpr_at_tpr_{t}": f"FPR at TPR {t} %, %" for t in TRUE_POSITIVE_RATES},
-    **{f"fpr_at_fn_{k}": f"FPR at {k} FN, %" for k in FALSE_NEGATIVES},
-    "sensitivity": "Sensitivity at the threshold, %",
-    "specificity": "Specificity at the threshold, %",
-    "npv": "Of those spared, did not need DCE, %",
-    "spared": "Spared at the threshold, %",
-    "brier": "Brier score",
-    "ece": "Expected calibration error (10 bins)",
-}
-_GROUP_FIGURES = ("auc", "fpr_at_fn_0", "fpr_at_fn_1", "sensitivity", "specificity", "spared")
-NONE = "–"
+def interval_text(estimate: Estimate, *, percent: bool = True) -> str:
+    """A figure's interval, as ``83.0 to 99.0``."""
+    return f"{_number(estimate.low, percent)} to {_number(estimate.high, percent)}"
 
 
-def text(estimate: Estimate | None, *, percent: bool = True) -> str:
+def estimate_text(estimate: Estimate | None, *, percent: bool = True) -> str:
     """A figure with its interval, as ``92.2 (83.0 to 99.0)``."""
     if estimate is None:
-        return NONE
-    scale, form = (100, ".1f") if percent else (1, ".3f")
-    value, *ends = (scale * v for v in (estimate.value, estimate.low, estimate.high) if v is not None)
-    return f"{value:{form}}" + (f" ({ends[0]:{form}} to {ends[1]:{form}})" if ends else "")
+        return NO_VALUE
+    return f"{_number(estimate.value, percent)} ({interval_text(estimate, percent=percent)})"
+
+
+def _number(value: float, percent: bool) -> str:
+    return f"{100 * value:.1f}" if percent else f"{value:.3f}"
+
+
+def null_unless_finite(value: float) -> float | None:
+    """A number as strict JSON can hold it."""
+    return value if math.isfinite(value) else None
 
 
 def metrics_table(performances: Mapping[str, Performance]) -> Table:
     """A row per figure, a column per model; beside each number of false negatives what it promises."""
     first = next(iter(performances.values()))
+    bounds = {f"fpr_at_fn_{k}": bound for k, bound in first.miss_rate_upper.items()}
     records, cells = [], []
-    for name, label in LABELS.items():
+    for name, title in _TITLES.items():
         found = {model: performance.figures.get(name) for model, performance in performances.items()}
         if not any(found.values()):
             continue
-        bound = _bound(first, name)
+        bound = bounds.get(name)
         beside = "" if bound is None else f" (of new positives up to {100 * bound:.1f} % missed)"
-        cells.append([label + beside, *(text(e, percent=name not in ("brier", "ece")) for e in found.values())])
+        percent = name not in ("brier", "ece")
+        cells.append([title + beside, *(estimate_text(e, percent=percent) for e in found.values())])
         records += [
-            {"model": model, "metric": name, **_fields(estimate), "miss_rate_upper_95": bound}
+            {"model": model, "metric": name, **vars(estimate), "miss_rate_upper_95": bound}
             for model, estimate in found.items()
             if estimate
         ]
@@ -130,24 +139,20 @@ def metrics_table(performances: Mapping[str, Performance]) -> Table:
 
 def comparison_table(comparisons: Sequence[ScoreComparison]) -> Table:
     """A row per pair of models: differences a - b."""
-    records, cells = [], []
+    records: list[dict[str, Any]] = []
+    cells = []
     for c in comparisons:
-        test = c.delong
-        records.append({
-            "model_a": c.model_a, "model_b": c.model_b, "metric": "auc",
-            **_fields(Estimate(test.difference, *test.interval) if test else None),
-            "z": test.z if test else None, "p": test.p_value if test else None, "p_holm": c.p_holm, "note": c.note,
-        })  # fmt: skip
-        records += [
-            {"model_a": c.model_a, "model_b": c.model_b, "metric": name, **_fields(e), "note": "paired bootstrap"}
-            for name, e in c.differences.items()
-        ]
+        pair, test = {"model_a": c.model_a, "model_b": c.model_b}, c.delong
+        auc = Estimate(test.difference, *test.interval) if test else None
+        p, z = (test.p_value, test.z) if test else (None, None)
+        ends = vars(auc) if auc else {"value": None, "low": None, "high": None}
+        records.append(pair | {"metric": "auc", **ends, "z": z, "p": p, "p_holm": c.p_holm, "note": c.note})
+        records += [pair | {"metric": name, **vars(e), "note": "paired bootstrap"} for name, e in c.differences.items()]
         cells.append([
             f"{c.model_a} - {c.model_b}",
-            text(Estimate(test.difference, *test.interval) if test else None),
-            f"{test.p_value:.3g}" if test else NONE,
-            NONE if c.p_holm is None else f"{c.p_holm:.3g}",
-            *(text(c.differences.get(f"fpr_at_fn_{k}")) for k in FALSE_NEGATIVES),
+            estimate_text(auc),
+            *(NO_VALUE if value is None else f"{value:.3g}" for value in (p, c.p_holm)),
+            *(estimate_text(c.differences.get(f"fpr_at_fn_{k}")) for k in FALSE_NEGATIVES),
         ])  # fmt: skip
     return Table(
         "comparisons",
@@ -166,90 +171,68 @@ def subgroup_table(groups: Sequence[Subgroup]) -> Table:
     cells = []
     for g in groups:
         figures = g.performance.figures if g.performance else {}
-        counts: dict[str, Any] = {"column": g.column, "value_of_column": g.value, "model": g.model}
-        counts |= {"positives": g.positives, "negatives": g.negatives, "note": g.note}
-        records += [counts | {"metric": name, **_fields(e)} for name, e in figures.items()]
-        if not figures:
-            records.append(counts)
-        shown = [text(figures.get(name)) for name in _GROUP_FIGURES]
+        group = {
+            "column": g.column, "value_of_column": g.value, "model": g.model,
+            "positives": g.positives, "negatives": g.negatives, "note": g.note,
+        }  # fmt: skip
+        records += [group | {"metric": name, **vars(e)} for name, e in figures.items()] or [group]
+        shown = [estimate_text(figures.get(name)) for name in _GROUP_TITLES]
         cells.append([f"{g.column}: {g.value}", g.model, str(g.positives), str(g.negatives), *shown, g.note])
-    titles = ("AUC, %", "FPR at 0 FN, %", "FPR at 1 FN, %", "Sensitivity, %", "Specificity, %", "Spared, %")
     return Table(
         "subgroups",
         "The same figures within groups of studies, 95 % intervals, not corrected for the number of groups. "
         "Groups with a warning are too small to conclude anything from.",
         ("column", "value_of_column", "model", "positives", "negatives", "metric", "value", "low", "high", "note"),
         records,
-        ["Group", "Model", "Need DCE", "Do not", *titles, "Warning"],
+        ["Group", "Model", "Need DCE", "Do not", *_GROUP_TITLES.values(), "Warning"],
         cells,
     )
 
 
-def trade_off_table(name: str, steps: Sequence[ThresholdChoice], caption: str) -> Table:
+def trade_off_table(trade_off: TradeOff, caption: str) -> Table:
     """A row per number of allowed false negatives."""
     records, cells = [], []
-    for s in steps:
+    for s in trade_off.steps:
+        missed = int(s.missed.sum())
         records.append({
-            "allowed": s.allowed, "threshold": finite(s.threshold), "spared_per_100": 100 * s.spared.value,
-            "spared_low": 100 * (s.spared.low or 0), "spared_high": 100 * (s.spared.high or 0),
-            "missed_here": int(s.missed.sum()), "false_positives_here": s.false_positives,
+            "allowed": s.allowed, "threshold": null_unless_finite(s.threshold),
+            "spared_per_100": 100 * s.spared.value, "spared_low": 100 * s.spared.low,
+            "spared_high": 100 * s.spared.high, "missed_here": missed, "false_positives_here": s.false_positives,
             "expected_miss_rate": s.expected_miss_rate, "miss_rate_upper_95": s.miss_rate_upper,
             "new_positives": s.new_positives, "expected_misses": s.expected_misses, "misses_upper_95": s.misses_upper,
         })  # fmt: skip
         cells.append([
             "examine everyone" if s.allowed is None else str(s.allowed),
-            NONE if math.isinf(s.threshold) else f"{s.threshold:.4f}",
-            text(s.spared), str(int(s.missed.sum())),
-            f"{100 * s.expected_miss_rate:.1f}", f"{100 * s.miss_rate_upper:.1f}",
-            f"{s.expected_misses:.1f}", str(s.misses_upper),
+            NO_VALUE if s.allowed is None else f"{s.threshold:.4f}",
+            estimate_text(s.spared), str(missed), f"{100 * s.expected_miss_rate:.1f}",
+            f"{100 * s.miss_rate_upper:.1f}", f"{s.expected_misses:.1f}", str(s.misses_upper),
         ])  # fmt: skip
-    new = steps[0].new_positives
     return Table(
-        name,
+        f"allowed_{trade_off.key}",
         caption,
         list(records[0]),
         records,
         ["FN allowed", "Threshold", "Spared per 100", "Missed here", "Expected miss rate, %", "Upper 95 %, %",
-         f"Expected misses in {new} new positives", "Upper 95 %"],
+         f"Expected misses in {trade_off.steps[0].new_positives} new positives", "Upper 95 %"],
         cells,
     )  # fmt: skip
 
 
 def patients_table(data: LabelledScores) -> Table:
-    """A row per study: label, and per model score, spread, decision, outcome, warnings."""
+    """A row per study and model: label, score, spread, decision, what it means for the patient, warnings."""
     records: list[dict[str, Any]] = []
-    for i, study in enumerate(data.studies):
-        for model in data.models:
-            needed = decision(model, i)
+    decisions = [model.needed for model in data.models]
+    for i, (study, label) in enumerate(zip(data.studies, data.label.tolist(), strict=True)):
+        for model, decided in zip(data.models, decisions, strict=True):
+            needed = None if decided is None else int(decided[i])
             records.append({
-                "study": study, "label": int(data.label[i]), "model": model.name, "score": float(model.score[i]),
-                "spread": finite(float(model.spread[i])), "dce_needed": needed,
-                "outcome": outcome(int(data.label[i]), needed), "warnings": model.warnings[i],
+                "study": study, "label": label, "model": model.name, "score": float(model.score[i]),
+                "spread": null_unless_finite(float(model.spread[i])), "dce_needed": needed,
+                "outcome": "" if needed is None else _OUTCOMES[label, needed], "warnings": model.warnings[i],
             })  # fmt: skip
     cells = [
-        [r["study"], r["model"], str(r["label"]), f"{r['score']:.4f}", r["outcome"] or NONE, r["warnings"]]
+        [r["study"], r["model"], str(r["label"]), f"{r['score']:.4f}", r["outcome"] or NO_VALUE, r["warnings"]]
         for r in records
     ]
     header = ["Study", "Model", "Label", "Score", "Outcome", "Warnings"]
     return Table("patients", "Every evaluated study.", list(records[0]), records, header, cells)
-
-
-def decision(model: Model, study: int) -> int | None:
-    """1 when a model's file asks for DCE, 0 when it spares it, None when it decides nothing."""
-    return None if model.threshold is None else int(model.score[study] >= model.threshold)
-
-
-def outcome(label: int, needed: int | None) -> str:
-    """A decision in a word: examined, spared, missed, needless."""
-    return "" if needed is None else {(1, 1): "examined", (0, 0): "spared", (1, 0): "missed", (0, 1): "needless"}[
-        label, needed
-    ]  # fmt: skip
-
-
-def _bound(performance: Performance, name: str) -> float | None:
-    prefix, _, k = name.rpartition("_")
-    return performance.miss_rate_upper.get(int(k)) if prefix == "fpr_at_fn" else None
-
-
-def _fields(estimate: Estimate | None) -> dict[str, float | None]:
-    return vars(estimate) if estimate else {"value": None, "low": None, "high": None}

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import SimpleITK as sitk  # noqa: N813
 
 from mri_alm.errors import StudyError
-from mri_alm.imaging.diffusion import ADC_UNIT, adc_scale, adc_unit, fitted_adc
+from mri_alm.imaging.diffusion import ADC_UNIT, adc_unit, fitted_adc
 from mri_alm.imaging.series import Series
 from mri_alm.imaging.volume import build_mean, build_volume
 
@@ -211,5 +211,5 @@ def _adc(
     if len(group.adc) > 1:
         warnings.append(f"{len(group.adc)} ADC maps fit: took {series_name(best)}, the nearest in time.")
     stored = build_volume(best.frames, series_name(best))
-    info = {"adc": chosen(best), "adc_source": "scanner", "adc_units": adc_unit(stored)}
-    return stored * adc_scale(stored), [best], info
+    unit, factor = adc_unit(stored)
+    return stored * factor, [best], {"adc": chosen(best), "adc_source": "scanner", "adc_units": unit}

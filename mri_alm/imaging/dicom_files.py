@@ -24,7 +24,7 @@ from pydicom.uid import EnhancedMRImageStorage, MRImageStorage
 from mri_alm.errors import InputError
 from mri_alm.imaging.diffusion import DIRECTION_TAGS, GE_B, PHILIPS_B, SIEMENS_B, UIH_B
 from mri_alm.imaging.series import frames_of
-from mri_alm.runtime.files import IMAGE, walk
+from mri_alm.runtime.files import IMAGE, stands_for, walk
 from mri_alm.runtime.tasks import Pool, run_tasks
 
 # What pydicom raises on damaged files; anything else is a bug of ours and keeps its traceback.
@@ -45,59 +45,6 @@ DAMAGED = (
     StructError,
 )
 SMALL = 1 << 22  # bytes; up to here one read of the whole file is the fastest way to its header, too
-
-
-def read_dicom(path: Path, **options: Any) -> FileDataset:
-    """The data set of a file with or without preamble; damaged ones raise one of ``DAMAGED``, here or at an element.
-
-    Args:
-        path: File.
-        options: As for :func:`pydicom.dcmread`.
-    """
-    small = path.stat().st_size <= SMALL
-    with _Small(path.read_bytes()) if small else _Bounded(io.FileIO(path)) as stream:
-        dataset = pydicom.dcmread(stream, force=True, **options)
-    dataset.buffer = None  # closed, so of no use, and it would keep the data set from being sent to another process
-    return dataset
-
-
-def silence_readers() -> None:
-    """Keep the messages of pydicom, Pillow and ITK out of terminals and logs: they quote values and paths of bad files.
-
-    The settings are for the whole process and stay; what is wrong with a file is said by our own messages.
-    """
-    warnings.filterwarnings("ignore", module=r"(pydicom|PIL)(\.|$)")
-    logging.getLogger("pydicom").setLevel(logging.CRITICAL)
-    sitk.ProcessObject.GlobalWarningDisplayOff()
-
-
-class _Small(io.BytesIO):
-    """A file in memory that is not read without a limit: pydicom does so before it inflates a deflated data set, whole.
-
-    A file of four megabytes could hold four gigabytes. No MR scanner is known to write that transfer syntax.
-    """
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        return super().read(_limited(size))
-
-
-class _Bounded(io.BufferedReader):
-    """A file that is never asked for more than it holds: Python allocates what it is asked for, be it gigabytes."""
-
-    def __init__(self, raw: io.FileIO) -> None:
-        super().__init__(raw)
-        self._length = os.fstat(raw.fileno()).st_size
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        return super().read(min(_limited(size), max(self._length - self.tell(), 0)))
-
-
-def _limited(size: int | None) -> int:
-    if size is None or size < 0:
-        raise NotImplementedError("deflated data set")
-    return size
-
-
 # Only these elements are ever read from a header: no name, birth date or accession number enters the program.
 HEADER_TAGS: list[Any] = [
     "SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID", "FrameOfReferenceUID",
@@ -189,13 +136,12 @@ def with_headers(study: StudyFiles) -> StudyFiles:
         return study
     silence_readers()
     whole = replace(study, files=[], headers=[], failed=dict(study.failed))
-    for file in study.files:
-        header, reason, _ = _read_header(file)
-        if header is None:
-            whole.failed[file] = reason
+    for file in (_read(path, keep=True) for path in study.files):
+        if file.header is None:
+            whole.failed[file.path] = file.reason
         else:
-            whole.files.append(file)
-            whole.headers.append(header)
+            whole.files.append(file.path)
+            whole.headers.append(file.header)
     return whole
 
 
@@ -237,9 +183,21 @@ def _read_some(part: _Part) -> list[_File]:
 
 
 def _read(path: Path, keep: bool) -> _File:
-    header, reason, failed = _read_header(path)
-    if header is None:
-        return _File(path, reason, failed)
+    try:
+        with path.open("rb") as stream:
+            start = stream.read(132)
+        if reason := stands_for(start):
+            return _File(path, reason, failed=True)
+        # Some exports lack the preamble and begin with the first element of group 2 or 8.
+        if start[128:] != b"DICM" and start[:2] not in (b"\x02\x00", b"\x08\x00"):
+            return _File(path, "not DICOM")
+        header = read_dicom(path, stop_before_pixels=True, specific_tags=HEADER_TAGS)
+        _drop_unreadable(header)
+        if reason := _no_image(header):
+            return _File(path, reason)
+        frames_of(path, header)
+    except DAMAGED as error:
+        return _File(path, f"damaged DICOM ({type(error).__name__})", failed=True)
     study, instance = str(header.get("StudyInstanceUID") or ""), str(header.get("SOPInstanceUID") or path)
     if not study:  # an empty one would make one study of the exams of all patients
         return _File(path, "no StudyInstanceUID says which exam it is of; restore it", failed=True)
@@ -269,30 +227,6 @@ def _top(file: Path, root: Path) -> str:
     return f"folder:{file.relative_to(root).parts[0] if file.parent != root else ''}"
 
 
-def _read_header(file: Path) -> tuple[Dataset | None, str, bool]:
-    """The image header of a file, or None with the reason and whether the file should have been readable."""
-    try:
-        with file.open("rb") as stream:
-            start = stream.read(132)
-        if start.startswith((b"version https://git-lfs", b"PK\x03\x04")):
-            return (
-                None,
-                "zip archive; unpack it first" if start[:2] == b"PK" else "Git LFS pointer instead of data",
-                True,
-            )
-        # Some exports lack the preamble and begin with the first element of group 2 or 8.
-        if start[128:] != b"DICM" and start[:2] not in (b"\x02\x00", b"\x08\x00"):
-            return None, "not DICOM", False
-        header = read_dicom(file, stop_before_pixels=True, specific_tags=HEADER_TAGS)
-        _drop_unreadable(header)
-        if reason := _no_image(header):
-            return None, reason, False
-        frames_of(file, header)
-    except DAMAGED as error:
-        return None, f"damaged DICOM ({type(error).__name__})", True
-    return header, "", False
-
-
 def _drop_unreadable(header: Dataset) -> None:
     """An element whose value cannot be understood counts as absent: most of them nobody needs."""
     for tag in list(header.keys()):
@@ -311,3 +245,54 @@ def _no_image(header: FileDataset) -> str:
             raise EOFError("the header ends before the image")
         return "DICOM without an image"
     return "" if int(header.get("SamplesPerPixel") or 1) == 1 else "colour picture"
+
+
+def read_dicom(path: Path, **options: Any) -> FileDataset:
+    """The data set of a file with or without preamble; damaged ones raise one of ``DAMAGED``, here or at an element.
+
+    Args:
+        path: File.
+        options: As for :func:`pydicom.dcmread`.
+    """
+    small = path.stat().st_size <= SMALL
+    with _Small(path.read_bytes()) if small else _Bounded(io.FileIO(path)) as stream:
+        dataset = pydicom.dcmread(stream, force=True, **options)
+    dataset.buffer = None  # closed, so of no use, and it would keep the data set from being sent to another process
+    return dataset
+
+
+def silence_readers() -> None:
+    """Keep the messages of pydicom, Pillow and ITK out of terminals and logs: they quote values and paths of bad files.
+
+    The settings are for the whole process and stay; what is wrong with a file is said by our own messages.
+    """
+    warnings.filterwarnings("ignore", module=r"(pydicom|PIL)(\.|$)")
+    logging.getLogger("pydicom").setLevel(logging.CRITICAL)
+    sitk.ProcessObject.GlobalWarningDisplayOff()
+
+
+class _Small(io.BytesIO):
+    """A file in memory that is not read without a limit: pydicom does so before it inflates a deflated data set, whole.
+
+    A file of four megabytes could hold four gigabytes. No MR scanner is known to write that transfer syntax.
+    """
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return super().read(_limited(size))
+
+
+class _Bounded(io.BufferedReader):
+    """A file that is never asked for more than it holds: Python allocates what it is asked for, be it gigabytes."""
+
+    def __init__(self, raw: io.FileIO) -> None:
+        super().__init__(raw)
+        self._length = os.fstat(raw.fileno()).st_size
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return super().read(min(_limited(size), max(self._length - self.tell(), 0)))
+
+
+def _limited(size: int | None) -> int:
+    if size is None or size < 0:
+        raise NotImplementedError("deflated data set")
+    return size

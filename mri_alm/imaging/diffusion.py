@@ -117,31 +117,22 @@ def fitted_adc(images: dict[float, sitk.Image], warnings: list[str]) -> tuple[si
     return adc, "fitted over b = " + ", ".join(f"{b:g}" for b in sorted(images))
 
 
-def adc_scale(adc: sitk.Image) -> float:
-    """Factor that brings a scanner's ADC map to 1e-6 mm2/s, found from its tissue values.
+def adc_unit(adc: sitk.Image) -> tuple[str, float]:
+    """The unit a scanner's ADC map is stored in and the factor to 1e-6 mm2/s, found from its tissue values.
 
-    Headers seldom say the unit, and the three in use are three decades apart.
+    Headers seldom say the unit, and the three in use are three decades apart: the median of the positive values in the
+    central half of the image tells them.
 
     Raises:
-        StudyError: ``adc_units`` when the tissue median fits none of them.
+        StudyError: ``adc_units`` when the median fits none of them.
     """
-    return ADC_UNITS[_unit(adc)][1]
-
-
-def adc_unit(adc: sitk.Image) -> str:
-    """Name of the unit a scanner's ADC map is stored in; raises as :func:`adc_scale` does."""
-    return ADC_UNITS[_unit(adc)][0]
-
-
-def _unit(adc: sitk.Image) -> int:
-    """Index into ``ADC_UNITS``, by the median of the positive values in the central half of the image."""
     volume = sitk.GetArrayViewFromImage(adc)
     centre = volume[tuple(slice(n // 4, n - n // 4) for n in volume.shape)]
     tissue = centre[np.isfinite(centre) & (centre > 0)]
     median = float(np.median(tissue)) if tissue.size else math.nan
-    for index, (_, _, low, high) in enumerate(ADC_UNITS):
+    for unit, factor, low, high in ADC_UNITS:
         if low <= median <= high:
-            return index
+            return unit, factor
     raise StudyError(
         "adc_units",
         f"The ADC map's tissue median is {median:.4g}, which is no ADC in 1e-6 mm2/s (300 to 4000), 1e-3 mm2/s "

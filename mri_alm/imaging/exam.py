@@ -1,10 +1,7 @@
-"""An exam, from DICOM or from image files -> T2, ADC and high b, then all three on one grid; or a typed error.
-
-No torch, so programs start at once. :mod:`mri_alm.bundle.transforms` wraps this for MONAI.
-"""
+"""An exam, from DICOM or from image files -> T2, ADC and high b, then all three on one grid; or a typed error."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +11,21 @@ import SimpleITK as sitk  # noqa: N813
 from mri_alm.errors import StudyError
 from mri_alm.imaging.choose_series import axial_t2, build_diffusion, chosen, diffusion_sets, first_usable, series_name
 from mri_alm.imaging.dicom_files import StudyFiles, find_studies, silence_readers
-from mri_alm.imaging.diffusion import adc_scale, fitted_adc
+from mri_alm.imaging.diffusion import adc_unit, fitted_adc
 from mri_alm.imaging.image_file import read_image
 from mri_alm.imaging.map_kind import check_maps, infer_roles_from_voxels
 from mri_alm.imaging.registration import Registration, common_grid, mask_centre, register_rigid, resample
 from mri_alm.imaging.series import Series, group_series
 from mri_alm.imaging.volume import build_mean, build_volume, geometric_mean
+from mri_alm.runtime.files import bvals_of
+
+Images = dict[str, sitk.Image]
+Facts = dict[str, Any]
+
+PREPARED_IMAGES = ("t2", "adc", "hbv", "valid")
+"""What :func:`onto_grid` gives, and a prepared cohort and the transforms hold."""
+GLAND_MM = 64.0, 64.0, 48.0  # a large prostate; a zoomed field of view covers it, not the grid
+MIN_COVERAGE = 0.5  # of the gland's region, else the study is refused; of the grid, else it is warned of
 
 _VENDORS = r"\b(siemens|philips|ge|canon|toshiba|uih|hitachi|fujifilm|mri-alm)\b"
 _MODELS = (  # Siemens, GE, Philips, Toshiba and Canon, Hitachi, United Imaging, and our phantom
@@ -54,7 +60,7 @@ class Exam:
     used: frozenset[Path] = frozenset()
 
 
-def read_study(files: StudyFiles, *, rules: Path | Sequence[dict[str, Any]] | None = None) -> Exam:
+def read_study(files: StudyFiles, series: list[Series] | None = None) -> Exam:
     """Choose and build the volumes of one study.
 
     T2: axial, in the diffusion's frame of reference, most slices, then the latest. Diffusion: the set of series on one
@@ -64,7 +70,8 @@ def read_study(files: StudyFiles, *, rules: Path | Sequence[dict[str, Any]] | No
 
     Args:
         files: From :func:`find_studies`.
-        rules: Role rules to use instead of the shipped ``series_rules.json``.
+        series: The study's, by other rules than the shipped ones or by hand. Those without a name may get another role
+            here, by their voxels.
 
     Raises:
         StudyError: With a code for the kind of refusal: ``pointer``, ``no_images``, ``no_t2``, ``no_diffusion``,
@@ -73,7 +80,7 @@ def read_study(files: StudyFiles, *, rules: Path | Sequence[dict[str, Any]] | No
     """
     silence_readers()
     _refuse_empty(files)
-    series = group_series(files.files, files.headers, rules)
+    series = group_series(files.files, files.headers) if series is None else series
     warnings = _header_warnings(files)
     infer_roles_from_voxels(series)
     sets = diffusion_sets(series, warnings)
@@ -96,7 +103,7 @@ def read_study(files: StudyFiles, *, rules: Path | Sequence[dict[str, Any]] | No
 def read_series(folder: Path) -> dict[float | None, sitk.Image]:
     """Volumes of a folder that holds one series: ``{None: image}`` for T2 or an ADC map, b -> image for diffusion.
 
-    Values are as stored, rescaled: bring an ADC map to 1e-6 mm2/s with :func:`mri_alm.imaging.diffusion.adc_scale`.
+    Values are as stored, rescaled: bring an ADC map to 1e-6 mm2/s with :func:`mri_alm.imaging.diffusion.adc_unit`.
 
     Raises:
         StudyError: If the folder holds no image or several series, or the series cannot be used; see
@@ -168,14 +175,13 @@ def _facts(files: StudyFiles, t2: Series, used: frozenset[Path]) -> dict[str, An
     }
 
 
-Images = dict[str, sitk.Image]
-Facts = dict[str, Any]
-GLAND_MM = 64.0, 64.0, 48.0  # a large prostate; a zoomed field of view covers it, not the grid
-MIN_COVERAGE = 0.5  # of the gland's region, else the study is refused; of the grid, else it is warned of
-
-
 def load_images(item: Mapping[Any, Any]) -> tuple[Images, Facts]:
-    """Read one exam; see :class:`mri_alm.bundle.LoadProstateStudyd` for what an item may hold.
+    """Read one exam.
+
+    Args:
+        item: ``dicom``, the folder of one study (or its :class:`StudyFiles`) whose series are recognised; or ``t2`` and
+            either ``adc`` and ``hbv`` or ``dwi``: files (NIfTI, MHA, NRRD) or folders of one DICOM series. ``valid``
+            where they are registered already.
 
     Returns:
         ``t2``, ``adc`` (1e-6 mm2/s), ``hbv`` and where given ``valid``, each on its own grid; ``warnings`` and facts.
@@ -222,7 +228,7 @@ def onto_grid(
     """
     t2, adc, hbv = images["t2"], images["adc"], images["hbv"]
     report = report | {"warnings": list(report["warnings"])}
-    transform: sitk.Transform = sitk.Transform(3, sitk.sitkIdentity)
+    transform: sitk.Transform | None = None
     if register and "valid" not in images:
         found = register_rigid(t2, adc)
         transform = found.transform
@@ -232,11 +238,11 @@ def onto_grid(
     if center_mm:
         report["crop_center_mm"] = [round(value, 3) for value in center_mm]
     grid = common_grid(t2, spacing_mm=spacing, size=size, center_mm=center_mm)
-    fixed, _ = resample(t2, grid, sitk.Transform(3, sitk.sitkIdentity), interpolator="bspline")
-    moved, valid = resample(adc, grid, transform, interpolator="linear")
-    high, _ = resample(hbv, grid, transform, interpolator="linear")
+    fixed, _ = resample(t2, grid, interpolator=sitk.sitkBSpline)
+    moved, valid = resample(adc, grid, transform)
+    high, _ = resample(hbv, grid, transform)
     if "valid" in images:
-        known, _ = resample(images["valid"], grid, interpolator="linear")
+        known, _ = resample(images["valid"], grid)
         valid = sitk.And(valid, known >= 0.5)
         moved, high = sitk.Mask(moved, valid), sitk.Mask(high, valid)
     coverage = float(sitk.GetArrayViewFromImage(valid).mean())
@@ -293,9 +299,9 @@ def _only_study(folder: Path) -> StudyFiles:
     return with_images[0]
 
 
-def _from_files(item: Mapping[Any, Any]) -> tuple[dict[str, sitk.Image], dict[str, Any]]:
-    report: dict[str, Any] = {"warnings": [], "adc_source": "given"}
-    images = {name: _read_volume(Path(item[name]), name) for name in ("t2", "adc", "hbv", "valid") if name in item}
+def _from_files(item: Mapping[Any, Any]) -> tuple[Images, Facts]:
+    report: Facts = {"warnings": [], "adc_source": "given"}
+    images = {name: _read_volume(Path(item[name]), name) for name in PREPARED_IMAGES if name in item}
     if "dwi" in item:
         series = _read_dwi(Path(item["dwi"]))
         report["b_values"] = sorted(series)
@@ -304,7 +310,7 @@ def _from_files(item: Mapping[Any, Any]) -> tuple[dict[str, sitk.Image], dict[st
         images.setdefault("hbv", series[max(series)])
     if "adc" in item and "valid" not in item:  # a prepared exam was checked when it was prepared
         check_maps(images["adc"], images["hbv"])
-    images["adc"] = images["adc"] * adc_scale(images["adc"])
+    images["adc"] = images["adc"] * adc_unit(images["adc"])[1]
     return images, report
 
 
@@ -313,10 +319,7 @@ def _read_volume(path: Path, name: str) -> sitk.Image:
     if path.is_dir():
         volumes = read_series(path)
         if len(volumes) != 1:
-            raise StudyError(
-                "several_b",
-                f"Column {name}: the series holds {len(volumes)} b-values; use column dwi.",
-            )
+            raise StudyError("several_b", f"Column {name}: the series holds {len(volumes)} b-values; use column dwi.")
         return next(iter(volumes.values()))
     image = read_image(path, name, mask=name in ("valid", "gland"))
     if image.GetDimension() != 3:
@@ -333,14 +336,14 @@ def _read_dwi(path: Path) -> dict[float, sitk.Image]:
                 "b_unknown", "Column dwi: the series has no b-values. Give an ADC map and a high-b image instead."
             )
         return series
-    table = path.with_name(Path(path.name.removesuffix(".gz")).stem + ".bval")
-    if not table.is_file():
+    tables = bvals_of(path)
+    if not tables:
         raise StudyError(
             "b_unknown", "Column dwi: there is no .bval file beside the image, so its b-values are unknown."
         )
     image = read_image(path, "dwi")
     try:
-        values = [float(text) for text in table.read_text("utf-8").split()]
+        values = [float(text) for text in tables[0].read_text("utf-8").split()]
     except ValueError:
         raise StudyError("b_unknown", "Column dwi: its .bval file holds something that is no number.") from None
     if image.GetDimension() != 4 or image.GetSize()[3] != len(values):

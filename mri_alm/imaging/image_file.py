@@ -1,11 +1,13 @@
 """NIfTI, MHA and NRRD files -> SimpleITK images, each header judged before a byte of it is allocated; NIfTI out."""
 
+import contextlib
 import errno
 import gzip
 import math
 import os
 import re
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,31 +19,9 @@ from mri_alm.imaging.volume import MAX_VOXELS, SPACING_MM
 from mri_alm.runtime.atomic import explain_os_errors, write_atomically
 from mri_alm.runtime.files import in_utf8
 
-# Threads that read images by ITK at once crash now and then (SimpleITK issue 74): hold this where threads do.
+# Threads that read images by ITK at once crash now and then (SimpleITK issue 74).
 ONE_IMAGE_FILE = threading.Lock()
 _NIFTI_HEADER = 352  # bytes before the voxels
-
-
-def write_nifti(path: Path, image: sitk.Image) -> None:
-    """Write a compressed NIfTI file; equal images give equal files.
-
-    Raises:
-        InputError: If the disk is full or the place cannot be written.
-    """
-    voxels = image.GetNumberOfPixels() * image.GetNumberOfComponentsPerPixel() * image.GetSizeOfPixelComponent()
-    with explain_os_errors(path), write_atomically(path) as part:
-        plain = part.with_suffix("")
-        try:
-            with ONE_IMAGE_FILE:
-                sitk.WriteImage(image, str(plain))
-        except RuntimeError as error:  # SimpleITK's only kind
-            raise OSError(errno.EIO, "the NIfTI writer failed") from error
-        if plain.stat().st_size < _NIFTI_HEADER + voxels:  # ITK does not notice a full disk
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        # Level 1 is four times as fast as the default and 5 % larger; no time stamp: equal images are equal files.
-        part.write_bytes(gzip.compress(plain.read_bytes(), compresslevel=1, mtime=0))
-
-
 MAX_SERIES_VOXELS = 4 * MAX_VOXELS  # all volumes of a 4D file
 DEFLATE_RATIO = 1100  # zlib never packs tighter than 1032 to 1
 DETACHED = (".mhd", ".nhdr", ".hdr")  # headers whose voxels are in another file
@@ -52,16 +32,11 @@ FORMATS = {
 }  # no other format is tried, whatever a file's content says
 LONGEST_HEADER = 1 << 20  # bytes
 _ELSEWHERE = re.compile(rb"^[ \t]*(?:ElementDataFile[ \t]*=|data[ \t]?file[ \t]*:=?)[ \t]*(.*?)[ \t]*\r?$", re.I | re.M)
-BYTES = {
-    sitk.sitkInt16: 2,
-    sitk.sitkUInt16: 2,
-    sitk.sitkInt32: 4,
-    sitk.sitkUInt32: 4,
-    sitk.sitkFloat32: 4,
-    sitk.sitkInt64: 8,
-    sitk.sitkUInt64: 8,
-    sitk.sitkFloat64: 8,
-}
+BYTES = (
+    dict.fromkeys((sitk.sitkInt16, sitk.sitkUInt16), 2)
+    | dict.fromkeys((sitk.sitkInt32, sitk.sitkUInt32, sitk.sitkFloat32), 4)
+    | dict.fromkeys((sitk.sitkInt64, sitk.sitkUInt64, sitk.sitkFloat64), 8)
+)
 
 
 def read_image(path: Path, name: str, *, mask: bool = False) -> sitk.Image:
@@ -73,28 +48,12 @@ def read_image(path: Path, name: str, *, mask: bool = False) -> sitk.Image:
         mask: A mask may have one value everywhere.
 
     Raises:
-        StudyError: ``unreadable`` if it is no such image, its header claims more than the file can hold, or its
-            geometry is impossible, or it takes its voxels from another folder; ``empty_volume`` if all voxels have one
-            value.
+        StudyError: As :func:`image_header`; ``empty_volume`` if all voxels have one value.
     """
-    silence_readers()
-    if not in_utf8(path):  # ITK ends the process over it
-        raise StudyError("unreadable", f"Column {name}: a name in its path is not in UTF-8. Rename it.")
-    _check_place(path, name)
-    reader = sitk.ImageFileReader()
-    reader.SetImageIO(FORMATS.get(path.suffix.lower(), "NiftiImageIO"))
-    reader.SetFileName(str(path))
+    reader = image_header(path, name)
     reader.SetOutputPixelType(sitk.sitkFloat32)
-    try:
-        with ONE_IMAGE_FILE:
-            reader.ReadImageInformation()
-            _check_claim(reader, path, name)
-            image = reader.Execute()
-    except RuntimeError as error:  # SimpleITK's message holds the path
-        raise memory_ran_out(error) or StudyError(
-            "unreadable",
-            f"Column {name}: {_kind(path)} is no image that can be read. Export it again.",
-        ) from None
+    with _reading(path, name):
+        image = reader.Execute()
     voxels = sitk.GetArrayFromImage(image)
     finite = np.isfinite(voxels)
     if not finite.any() or (not mask and np.ptp(voxels[finite]) == 0):
@@ -106,25 +65,55 @@ def read_image(path: Path, name: str, *, mask: bool = False) -> sitk.Image:
     return clean
 
 
+def image_header(path: Path, name: str) -> sitk.ImageFileReader:
+    """The reader of an image file with its header read and judged, before any voxel is.
+
+    Args:
+        path: As for :func:`read_image`.
+        name: As for :func:`read_image`.
+
+    Raises:
+        StudyError: ``unreadable`` if it is no such image, its header claims more than the file can hold, or its
+            geometry is impossible, or it takes its voxels from another folder.
+    """
+    silence_readers()
+    if not in_utf8(path):  # ITK ends the process over it
+        raise StudyError("unreadable", f"Column {name}: a name in its path is not in UTF-8. Rename it.")
+    if not all(_lies_beside(file, path) for file in _named_voxels(path)):  # it could name any file there is
+        raise _unreadable(name, "its voxels are not in one file beside its header")
+    reader = sitk.ImageFileReader()
+    reader.SetImageIO(FORMATS.get(path.suffix.lower(), "NiftiImageIO"))
+    reader.SetFileName(str(path))
+    with _reading(path, name):
+        reader.ReadImageInformation()
+    _check_claim(reader, path, name)
+    return reader
+
+
+@contextlib.contextmanager
+def _reading(path: Path, name: str) -> Iterator[None]:
+    """ITK at a file, alone; its errors without their text, which holds the path."""
+    try:
+        with ONE_IMAGE_FILE:
+            yield
+    except RuntimeError as error:
+        raise memory_ran_out(error) or _unreadable(name, f"{_kind(path)} is no image that can be read") from None
+
+
+def _unreadable(name: str, problem: str) -> StudyError:
+    return StudyError("unreadable", f"Column {name}: {problem}. Export it again.")
+
+
 def _kind(path: Path) -> str:
     """A file by its format; any other ending may be part of a patient's name."""
-    known = path.suffix.lower() in (*FORMATS, ".nii", ".gz")
-    return (
-        f"the {path.suffix.lower()} file" if known else "a file that is no NIfTI, MHA or NRRD (of DICOM give a folder)"
-    )
+    if path.suffix.lower() in FORMATS:
+        return f"the {path.suffix.lower()} file"
+    return "a file that is no NIfTI, MHA or NRRD (of DICOM give a folder)"
 
 
 def voxels_of(image: Path) -> list[Path]:
     """The files beside a header that hold its voxels; none where it holds them itself or names another place."""
     return [file for file in _named_voxels(image) if file != image and _lies_beside(file, image)]
-
-
-def _check_place(path: Path, name: str) -> None:
-    """Refuse a header that takes its voxels from anywhere but a file beside it: it could name any file there is."""
-    if not all(_lies_beside(file, path) for file in _named_voxels(path)):
-        raise StudyError(
-            "unreadable", f"Column {name}: its voxels are not in one file beside its header. Export it again."
-        )
 
 
 def _lies_beside(file: Path, image: Path) -> bool:
@@ -163,4 +152,24 @@ def _check_claim(reader: sitk.ImageFileReader, path: Path, name: str) -> None:
         problem = "its voxel spacing is not 0.01 to 100 mm, or its origin no number"
     else:
         return
-    raise StudyError("unreadable", f"Column {name}: {problem}. Export it again.")
+    raise _unreadable(name, problem)
+
+
+def write_nifti(path: Path, image: sitk.Image) -> None:
+    """Write a compressed NIfTI file; equal images give equal files.
+
+    Raises:
+        InputError: If the disk is full or the place cannot be written.
+    """
+    voxels = image.GetNumberOfPixels() * image.GetNumberOfComponentsPerPixel() * image.GetSizeOfPixelComponent()
+    with explain_os_errors(path), write_atomically(path) as part:
+        plain = part.with_suffix("")
+        try:
+            with ONE_IMAGE_FILE:
+                sitk.WriteImage(image, str(plain))
+        except RuntimeError as error:  # SimpleITK's only kind
+            raise OSError(errno.EIO, "the NIfTI writer failed") from error
+        if plain.stat().st_size < _NIFTI_HEADER + voxels:  # ITK does not notice a full disk
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        # Level 1 is four times as fast as the default and 5 % larger; no time stamp: equal images are equal files.
+        part.write_bytes(gzip.compress(plain.read_bytes(), compresslevel=1, mtime=0))

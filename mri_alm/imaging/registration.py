@@ -4,12 +4,12 @@ Every call works on one core, in one piece: the result is the same bits on any m
 Python's lock, so several studies in Python threads use several cores better than one study split over them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import SimpleITK as sitk  # noqa: N813
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from mri_alm.errors import InputError, StudyError, itk_failed
 
@@ -68,7 +68,7 @@ def register_rigid(fixed: sitk.Image, moving: sitk.Image) -> Registration:
 
 
 def _registered(fixed: sitk.Image, moving: sitk.Image) -> Registration:
-    reference = _field(fixed, IN_PLANE_MM)
+    reference = _field(fixed)
     moving = _around(sitk.Cast(moving, sitk.sitkFloat32), reference)
     start = sitk.Euler3DTransform()
     start.SetCenter(image_centre(fixed))
@@ -126,13 +126,19 @@ def common_grid(
     """
     if min(spacing_mm) <= 0 or min(size) <= 0:
         raise InputError(f"The grid needs a positive spacing and size, got {spacing_mm} mm and {size} voxels.")
-    direction = np.array(t2.GetDirection()).reshape(3, 3)
-    half = (np.array(size) - 1) / 2 * np.array(spacing_mm)
-    grid = sitk.Image(list(size), sitk.sitkUInt8)
-    grid.SetSpacing(spacing_mm)
-    grid.SetDirection(t2.GetDirection())
-    grid.SetOrigin((np.array(center_mm or image_centre(t2)) - direction @ half).tolist())
-    return grid
+    return empty_image(size, spacing_mm, t2.GetDirection(), center_mm or image_centre(t2))
+
+
+def empty_image(
+    size: Sequence[int], spacing: Sequence[float], direction: Sequence[float], centre: ArrayLike
+) -> sitk.Image:
+    """An image of zeros with a size, spacing and direction, whose field of view lies about a point (LPS mm)."""
+    half = (np.array(size) - 1) / 2 * np.array(spacing)
+    image = sitk.Image(list(size), sitk.sitkUInt8)
+    image.SetSpacing(spacing)
+    image.SetDirection(direction)
+    image.SetOrigin((np.array(centre) - np.array(direction).reshape(3, 3) @ half).tolist())
+    return image
 
 
 def resample(
@@ -140,7 +146,7 @@ def resample(
     grid: sitk.Image,
     transform: sitk.Transform | None = None,
     *,
-    interpolator: Literal["linear", "bspline"] = "linear",
+    interpolator: int = sitk.sitkLinear,
 ) -> tuple[sitk.Image, sitk.Image]:
     """Registration, crop and change of grid in one interpolation.
 
@@ -148,18 +154,12 @@ def resample(
         image: Any image in LPS mm.
         grid: Reference from :func:`common_grid`.
         transform: From the grid's points to the image's points; identity for T2 itself.
-        interpolator: ``"linear"`` keeps an ADC map within its own values; ``"bspline"`` keeps T2's edges, and its
-            overshoot is clipped to the image's own range.
+        interpolator: Linear keeps an ADC map within its own values; ``sitkBSpline`` keeps T2's edges, and its overshoot
+            is clipped to the image's own range.
 
     Returns:
         The image on the grid, float32, 0 outside its data; and the coverage, uint8, 1 where there is data.
-
-    Raises:
-        InputError: If the interpolator has another name.
     """
-    known = {"linear": sitk.sitkLinear, "bspline": sitk.sitkBSpline}
-    if interpolator not in known:
-        raise InputError(f"Unknown interpolator {interpolator!r}: use linear or bspline.")
     transform = transform or sitk.Transform(3, sitk.sitkIdentity)
     part = sitk.Cast(_part(image, _corners(grid, transform), margin=6), sitk.sitkFloat32)
     method = sitk.ResampleImageFilter()
@@ -169,9 +169,9 @@ def resample(
     # One inside-test for both images, so that value and mask can never disagree.
     method.SetInterpolator(sitk.sitkNearestNeighbor)
     coverage = method.Execute(_ones(image))
-    method.SetInterpolator(known[interpolator])
+    method.SetInterpolator(interpolator)
     result = method.Execute(part)
-    if interpolator == "bspline":
+    if interpolator != sitk.sitkLinear:
         range_of = sitk.MinimumMaximumImageFilter()
         range_of.Execute(image)
         result = sitk.Clamp(result, sitk.sitkFloat32, range_of.GetMinimum(), range_of.GetMaximum())
@@ -194,12 +194,6 @@ def _gate(found: sitk.Euler3DTransform, before: float, after: float) -> Registra
         reason = f"mutual information {before:.3f} -> {after:.3f}"
         return Registration(sitk.Transform(found), True, before, after, shift, angle, reason)
     return Registration(identity, False, before, after, shift, angle, reason)
-
-
-def _ones(image: sitk.Image) -> sitk.Image:
-    ones = sitk.Image(image.GetSize(), sitk.sitkUInt8) + 1
-    ones.CopyInformation(image)
-    return ones
 
 
 def _optimise(reference: sitk.Image, moving: sitk.Image, start: sitk.Euler3DTransform) -> sitk.Euler3DTransform:
@@ -231,10 +225,10 @@ def _metric(transform: sitk.Euler3DTransform) -> sitk.ImageRegistrationMethod:
     return method
 
 
-def _field(t2: sitk.Image, in_plane_mm: float) -> sitk.Image:
-    """T2's central field with all its slices, pixels averaged in plane to about the given size."""
+def _field(t2: sitk.Image) -> sitk.Image:
+    """T2's central field with all its slices, pixels averaged in plane to about ``IN_PLANE_MM``."""
     pixel = np.array(t2.GetSpacing()[:2])
-    bins = np.maximum(1, np.round(in_plane_mm / pixel)).astype(int)
+    bins = np.maximum(1, np.round(IN_PLANE_MM / pixel)).astype(int)
     available = np.array(t2.GetSize()[:2])
     count = np.minimum(np.floor(REGISTRATION_FIELD_MM / (pixel * bins)), available // bins).astype(int) * bins
     first = (available - count) // 2
@@ -264,3 +258,9 @@ def _part(image: sitk.Image, points: NDArray[np.float64], margin: int) -> sitk.I
     if (last <= first).any():
         return image
     return sitk.RegionOfInterest(image, (last - first).tolist(), first.tolist())
+
+
+def _ones(image: sitk.Image) -> sitk.Image:
+    ones = sitk.Image(image.GetSize(), sitk.sitkUInt8) + 1
+    ones.CopyInformation(image)
+    return ones

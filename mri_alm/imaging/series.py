@@ -4,7 +4,6 @@ The rules are data (``series_rules.json``): a list in order, the first that hold
 every condition under ``all`` and at least one under ``any`` holds.
 """
 
-import json
 import math
 import re
 from collections import defaultdict
@@ -19,6 +18,7 @@ from pydicom.dataset import Dataset
 
 from mri_alm.errors import InputError
 from mri_alm.imaging.diffusion import b_value, gradient_direction
+from mri_alm.runtime.files import read_json
 
 _MAPS = frozenset({"ADC", "EADC", "FA"})  # image types of what is computed from the diffusion images of a series
 FARTHEST_MM = 1e5  # a damaged number is no position
@@ -116,14 +116,16 @@ class Series:
 
 
 def group_series(
-    files: Iterable[Path], headers: Iterable[Dataset], rules: Path | Sequence[dict[str, Any]] | None = None
+    files: Iterable[Path], headers: Iterable[Dataset], rules: Sequence[dict[str, Any]] | None = None
 ) -> list[Series]:
     """Series of one study in the order of their numbers, one per series, echo time and kind of map, roles assigned.
 
     Scanners append maps to the series that they are computed from; a map's frames have no b-value and are not b = 0.
 
-    Raises:
-        InputError: If the rules file cannot be used.
+    Args:
+        files: Of the study.
+        headers: One per file.
+        rules: From :func:`load_rules`; the shipped ones by default.
     """
     groups: dict[tuple[str, float, tuple[str, ...]], list[tuple[Dataset, Frame]]] = defaultdict(list)
     for file, header in zip(files, headers, strict=True):
@@ -131,64 +133,10 @@ def group_series(
             maps = tuple(sorted(frame.image_type & _MAPS))
             groups[str(header.get("SeriesInstanceUID", "")), frame.echo_time or 0.0, maps].append((header, frame))
     series = [_series(members) for _, members in sorted(groups.items())]
-    loaded = load_rules(rules)
+    tried = load_rules() if rules is None else rules
     for one in series:
-        _assign(one, loaded)
+        _assign(one, tried)
     return sorted(series, key=lambda one: one.number)
-
-
-def load_rules(source: Path | Sequence[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
-    """Role rules from a JSON file or a list already read, checked; by default the shipped ones.
-
-    Raises:
-        InputError: If the file is no list of rules, or a rule has an unknown condition.
-    """
-    path = DEFAULT_RULES if source is None else source
-    try:
-        rules: list[dict[str, Any]] = json.loads(path.read_text("utf-8")) if isinstance(path, Path) else list(path)
-        conditions = {name for rule in rules for part in ("all", "any") for name in rule.get(part, {})}
-        complete = all({"role", "reason"} <= rule.keys() for rule in rules)
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise InputError(f"{path}: not a readable list of series rules ({error}).") from error
-    if unknown := sorted(conditions - CONDITIONS.keys()):
-        raise InputError(f"{path}: unknown condition {unknown[0]!r}. Known ones: {', '.join(sorted(CONDITIONS))}.")
-    if not complete:
-        raise InputError(f"{path}: every rule needs a role and a reason.")
-    return rules
-
-
-CONDITIONS: dict[str, Callable[[Series, Any], bool]] = {
-    "image_type": lambda series, words: not series.image_type.isdisjoint(words),
-    "description": lambda series, pattern: re.search(pattern, series.description, re.IGNORECASE) is not None,
-    "nameless": lambda series, wanted: wanted == series.nameless,
-    "sequence": lambda series, words: not series.sequence.isdisjoint(words),
-    "sequence_without": lambda series, words: series.sequence.isdisjoint(words),
-    "echo_time_within": lambda series, ends: ends[0] <= (series.frames[0].echo_time or 0.0) <= ends[1],
-    "b_above": lambda series, b: max(series.b_values, default=-1.0) > b,
-    "number": lambda series, numbers: series.number in numbers,
-    "slices_below": lambda series, count: len(series.positions) < count,
-    "orientations_above": lambda series, count: _orientations(series.frames) > count,
-    "without_position": lambda series, wanted: wanted == any(np.isnan(f.position @ f.normal) for f in series.frames),
-}
-
-
-def _assign(series: Series, rules: list[dict[str, Any]]) -> None:
-    for rule in rules:
-        every, some = rule.get("all", {}), rule.get("any", {})
-        if all(CONDITIONS[name](series, value) for name, value in every.items()) and (
-            not some or any(CONDITIONS[name](series, value) for name, value in some.items())
-        ):
-            series.role, series.reason = rule["role"], rule["reason"]
-            return
-
-
-def _orientations(frames: list[Frame]) -> int:
-    """Number of clearly different slice directions (more than about 11 degrees apart)."""
-    kinds: list[NDArray[np.float64]] = []
-    for frame in frames:
-        if all(abs(frame.normal @ kind) < 0.98 for kind in kinds):
-            kinds.append(frame.normal)
-    return len(kinds)
 
 
 def _series(members: list[tuple[Dataset, Frame]]) -> Series:
@@ -204,10 +152,6 @@ def _series(members: list[tuple[Dataset, Frame]]) -> Series:
         time=min(_seconds(header) for header in headers),
         frame_of_reference=str(first.get("FrameOfReferenceUID") or ""),
     )
-
-
-def _words(value: Any) -> frozenset[str]:
-    return frozenset(str(word).upper() for word in ([value] if isinstance(value, str) else value or ()))
 
 
 def _seconds(header: Dataset) -> float:
@@ -266,3 +210,63 @@ def _frame(file: Path, index: int, header: Dataset, sources: list[Dataset]) -> F
         direction=direction,
         image_type=_words(find("FrameType") or header.get("ImageType")),
     )
+
+
+def _words(value: Any) -> frozenset[str]:
+    return frozenset(str(word).upper() for word in ([value] if isinstance(value, str) else value or ()))
+
+
+def load_rules() -> list[dict[str, Any]]:
+    """The shipped role rules."""
+    return read_json(DEFAULT_RULES, list)
+
+
+def check_rules(rules: Sequence[dict[str, Any]]) -> None:
+    """Refuse role rules that cannot be used.
+
+    Raises:
+        InputError: If one is no rule, or has an unknown condition.
+    """
+    try:
+        conditions = {name for rule in rules for part in ("all", "any") for name in rule.get(part, {})}
+        complete = all({"role", "reason"} <= rule.keys() for rule in rules)
+    except (AttributeError, TypeError) as error:
+        raise InputError(f"not a list of series rules ({error}).") from error
+    if unknown := sorted(conditions - CONDITIONS.keys()):
+        raise InputError(f"unknown condition {unknown[0]!r}. Known ones: {', '.join(sorted(CONDITIONS))}.")
+    if not complete:
+        raise InputError("every rule needs a role and a reason.")
+
+
+CONDITIONS: dict[str, Callable[[Series, Any], bool]] = {
+    "image_type": lambda series, words: not series.image_type.isdisjoint(words),
+    "description": lambda series, pattern: re.search(pattern, series.description, re.IGNORECASE) is not None,
+    "nameless": lambda series, wanted: wanted == series.nameless,
+    "sequence": lambda series, words: not series.sequence.isdisjoint(words),
+    "sequence_without": lambda series, words: series.sequence.isdisjoint(words),
+    "echo_time_within": lambda series, ends: ends[0] <= (series.frames[0].echo_time or 0.0) <= ends[1],
+    "b_above": lambda series, b: max(series.b_values, default=-1.0) > b,
+    "number": lambda series, numbers: series.number in numbers,
+    "slices_below": lambda series, count: len(series.positions) < count,
+    "orientations_above": lambda series, count: _orientations(series.frames) > count,
+    "without_position": lambda series, wanted: wanted == any(np.isnan(f.position @ f.normal) for f in series.frames),
+}
+
+
+def _assign(series: Series, rules: Sequence[dict[str, Any]]) -> None:
+    for rule in rules:
+        every, some = rule.get("all", {}), rule.get("any", {})
+        if all(CONDITIONS[name](series, value) for name, value in every.items()) and (
+            not some or any(CONDITIONS[name](series, value) for name, value in some.items())
+        ):
+            series.role, series.reason = rule["role"], rule["reason"]
+            return
+
+
+def _orientations(frames: list[Frame]) -> int:
+    """Number of clearly different slice directions (more than about 11 degrees apart)."""
+    kinds: list[NDArray[np.float64]] = []
+    for frame in frames:
+        if all(abs(frame.normal @ kind) < 0.98 for kind in kinds):
+            kinds.append(frame.normal)
+    return len(kinds)

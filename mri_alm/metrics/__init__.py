@@ -1,4 +1,4 @@
-"""Labels and scores in, numbers out: figures of merit, their uncertainty, calibration, thresholds. NumPy only."""
+"""Labels and scores in, numbers out: figures of merit, their uncertainty, calibration, thresholds (no torch)."""
 
 from mri_alm.metrics.calibration import (
     CalibrationCurve,
@@ -21,11 +21,11 @@ from mri_alm.metrics.ranking import (
 )
 from mri_alm.metrics.threshold import (
     OperatingPoint,
+    certificate_in_words,
     clopper_pearson_upper,
     conformal_rank,
     fixed_fn_threshold,
     future_false_negatives_cdf,
-    majority_vote,
     mean_miss_rate_threshold,
     minimum_positives,
     neyman_pearson_rank,
@@ -34,12 +34,9 @@ from mri_alm.metrics.threshold import (
 )
 from mri_alm.metrics.uncertainty import (
     AucEstimate,
-    ContrastTest,
     DelongTest,
-    baseline_gain_correlation,
     bootstrap_interval,
     delong_auc,
-    delong_contrast,
     delong_test,
     holm,
     partial_auc,
@@ -49,22 +46,20 @@ __all__ = [
     "Accuracies",
     "AucEstimate",
     "CalibrationCurve",
-    "ContrastTest",
     "DecisionCurve",
     "DelongTest",
     "OperatingPoint",
     "auc",
-    "baseline_gain_correlation",
     "bootstrap_interval",
     "brier_score",
     "calibration_curve",
+    "certificate_in_words",
     "check_binary",
     "class_accuracies",
     "clopper_pearson_upper",
     "conformal_rank",
     "decision_curve",
     "delong_auc",
-    "delong_contrast",
     "delong_test",
     "error_at_tpr",
     "expected_calibration_error",
@@ -74,7 +69,6 @@ __all__ = [
     "fpr_at_tpr",
     "future_false_negatives_cdf",
     "holm",
-    "majority_vote",
     "mean_miss_rate_threshold",
     "minimum_positives",
     "neyman_pearson_rank",

@@ -10,17 +10,15 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.calibration import calibration_curve as binned_rates
 
 from mri_alm.errors import InputError
-from mri_alm.metrics.ranking import check_binary
-
-Array = NDArray[np.float64]
+from mri_alm.metrics.ranking import Floats, check_binary
 
 
 @dataclass(frozen=True)
 class CalibrationCurve:
     """One entry per non-empty bin of equal width: mean probability, share of positives, number of samples."""
 
-    mean_probability: Array
-    positive_rate: Array
+    mean_probability: Floats
+    positive_rate: Floats
     count: NDArray[np.int64]
 
 
@@ -34,9 +32,9 @@ class DecisionCurve:
         everyone: ``(T,)``, examining everyone.
     """
 
-    threshold: Array
-    model: Array
-    everyone: Array
+    threshold: Floats
+    model: Floats
+    everyone: Floats
 
 
 def calibration_curve(label: ArrayLike, probability: ArrayLike, *, bins: int = 10) -> CalibrationCurve:
@@ -99,17 +97,17 @@ def decision_curve(label: ArrayLike, probability: ArrayLike, threshold: ArrayLik
     return DecisionCurve(threshold, true_positives - false_positives * odds, prevalence - (1 - prevalence) * odds)
 
 
-def _bin(probability: Array, bins: int) -> NDArray[np.int64]:
+def _bin(probability: Floats, bins: int) -> NDArray[np.int64]:
     """The bin of each probability."""
     return np.asarray(np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], probability))
 
 
-def _at_or_above(probability: Array, threshold: Array) -> NDArray[np.int64]:
+def _at_or_above(probability: Floats, threshold: Floats) -> NDArray[np.int64]:
     """How many probabilities reach each threshold."""
     return np.asarray(probability.size - np.searchsorted(np.sort(probability), threshold))
 
 
-def _check_probability(label: ArrayLike, probability: ArrayLike) -> tuple[NDArray[np.bool_], Array]:
+def _check_probability(label: ArrayLike, probability: ArrayLike) -> tuple[NDArray[np.bool_], Floats]:
     positive, probability = check_binary(label, probability)
     if probability.min() < 0 or probability.max() > 1:
         raise InputError(

@@ -16,12 +16,13 @@ from sklearn.metrics import roc_curve
 
 from mri_alm.errors import InputError
 
+Floats = NDArray[np.float64]
 FprRule = Literal["lowest", "interpolate", "official"]
+FALSE_NEGATIVES = (0, 1, 2, 5)  # columns of the paper's Table 3
+TRUE_POSITIVE_RATES = (98, 95, 92, 90)  # percent, those of its other tables
 
 
-def check_binary(
-    label: ArrayLike, score: ArrayLike, *, per_class: int = 1
-) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+def check_binary(label: ArrayLike, score: ArrayLike, *, per_class: int = 1) -> tuple[NDArray[np.bool_], Floats]:
     """Labels as ``(B,)`` booleans and scores as ``(B,)`` float64, or a sentence on what is wrong with them.
 
     Args:
@@ -85,14 +86,30 @@ def fpr_at_fn(label: ArrayLike, score: ArrayLike, k: int) -> float:
     return float(fpr_at_each_fn(label, score, [k])[0])
 
 
-def fpr_at_each_fn(label: ArrayLike, score: ArrayLike, ks: Sequence[int]) -> NDArray[np.float64]:
+def fpr_at_each_fn(label: ArrayLike, score: ArrayLike, ks: Sequence[int] | NDArray[np.int64]) -> Floats:
     """:func:`fpr_at_fn` for several ``k``, ``(K,)``: with every k it is the ROC, read from the side of the misses."""
     positive, score = check_binary(label, score)
     positives, negatives = np.sort(score[positive]), np.sort(score[~positive])
     for k in ks:
-        _check_fn(positives.size, k)
+        if not 0 <= k < positives.size:
+            raise InputError(
+                f"Cannot allow {k} false negatives among {positives.size} positives: "
+                f"k must be between 0 and {positives.size - 1}."
+            )
     below = np.searchsorted(negatives, positives[np.asarray(ks, dtype=np.int64)])
     return np.asarray((negatives.size - below) / negatives.size)
+
+
+def allowed_misses(n_positive: int, tpr: float) -> int:
+    """How many of the positives may be missed at this true-positive rate, in (0, 1].
+
+    Raises:
+        InputError: If ``tpr`` is out of range.
+    """
+    if not 0 < tpr <= 1:
+        raise InputError(f"The true-positive rate must lie in (0, 1], found {tpr}.")
+    # The slack keeps 0.29 * 100 = 28.999999999999996 and its like from asking for one positive more or less.
+    return n_positive - math.ceil(tpr * n_positive - 1e-9)
 
 
 def fpr_at_tpr(label: ArrayLike, score: ArrayLike, tpr: float, *, rule: FprRule = "lowest") -> float:
@@ -112,9 +129,9 @@ def fpr_at_tpr(label: ArrayLike, score: ArrayLike, tpr: float, *, rule: FprRule 
         InputError: See :func:`check_binary`; or ``tpr`` is out of range, or ``rule`` unknown.
     """
     positive, score = check_binary(label, score)
+    allowed = allowed_misses(int(positive.sum()), tpr)
     if rule == "lowest":
-        return fpr_at_fn(label, score, allowed_misses(int(positive.sum()), tpr))
-    allowed_misses(int(positive.sum()), tpr)
+        return fpr_at_fn(positive, score, allowed)
     if rule == "interpolate":
         false_rate, true_rate, _ = roc_curve(positive, score, drop_intermediate=False)
         right = int(np.searchsorted(true_rate, tpr))
@@ -123,6 +140,17 @@ def fpr_at_tpr(label: ArrayLike, score: ArrayLike, tpr: float, *, rule: FprRule 
     if rule == "official":
         return _official_fpr_at_tpr(positive, score, tpr)
     raise InputError(f"Unknown rule {rule!r}: use 'lowest', 'interpolate' or 'official'.")
+
+
+def _official_fpr_at_tpr(positive: NDArray[np.bool_], score: Floats, tpr: float) -> float:
+    """The authors' rounding rule, kept for reproduction only: see :func:`fpr_at_tpr`."""
+    false_rate, true_rate, _ = roc_curve(positive, score)
+    hundredths = np.rint(100 * true_rate)
+    at, below, above = (false_rate[np.isclose(hundredths, 100 * tpr + step)] for step in (0, -1, 1))
+    matches = np.concatenate([false_rate[true_rate == tpr], at])
+    if matches.size:
+        return float(matches[0])
+    return float((below[0] + above[0]) / 2) if below.size and above.size else 0.0
 
 
 @dataclass(frozen=True)
@@ -189,7 +217,7 @@ def predict_at_tpr(label: ArrayLike, score: ArrayLike, tpr: float, *, critical: 
     others = np.setdiff1d(np.arange(score.shape[1]), columns)
     _check_finite(score)
     critical_score = score[:, columns].max(axis=1)
-    threshold = _threshold_at_fn(critical_score[is_critical], allowed_misses(int(is_critical.sum()), tpr))
+    threshold = np.sort(critical_score[is_critical])[allowed_misses(int(is_critical.sum()), tpr)]
     best_critical = columns[score[:, columns].argmax(axis=1)]
     best_other = others[score[:, others].argmax(axis=1)]
     return np.where(critical_score >= threshold, best_critical, best_other)
@@ -203,47 +231,11 @@ def error_at_tpr(label: ArrayLike, score: ArrayLike, tpr: float, *, critical: Se
     return 1.0 - class_accuracies(label, predict_at_tpr(label, score, tpr, critical=critical), critical=critical).other
 
 
-def _check_finite(score: NDArray[np.float64]) -> None:
+def _check_finite(score: Floats) -> None:
     wrong = np.argwhere(~np.isfinite(score))
     if wrong.size:
         row = wrong[0, 0]
         raise InputError(f"Scores must be finite, found {score[row]} at position {row}: leave that study out.")
-
-
-def _threshold_at_fn(positive_score: NDArray[np.float64], k: int) -> float:
-    """The (k + 1)-th smallest positive score: the highest threshold with at most ``k`` positives below."""
-    _check_fn(positive_score.size, k)
-    return float(np.partition(positive_score, k)[k])
-
-
-def _check_fn(n_positive: int, k: int) -> None:
-    if not 0 <= k < n_positive:
-        raise InputError(
-            f"Cannot allow {k} false negatives among {n_positive} positives: k must be between 0 and {n_positive - 1}."
-        )
-
-
-def allowed_misses(n_positive: int, tpr: float) -> int:
-    """How many of the positives may be missed at this true-positive rate, in (0, 1].
-
-    Raises:
-        InputError: If ``tpr`` is out of range.
-    """
-    if not 0 < tpr <= 1:
-        raise InputError(f"The true-positive rate must lie in (0, 1], found {tpr}.")
-    # The slack keeps 0.29 * 100 = 28.999999999999996 and its like from asking for one positive more or less.
-    return n_positive - math.ceil(tpr * n_positive - 1e-9)
-
-
-def _official_fpr_at_tpr(positive: NDArray[np.bool_], score: NDArray[np.float64], tpr: float) -> float:
-    """The authors' rounding rule, kept for reproduction only: see :func:`fpr_at_tpr`."""
-    false_rate, true_rate, _ = roc_curve(positive, score)
-    hundredths = np.rint(100 * true_rate)
-    at, below, above = (false_rate[np.isclose(hundredths, 100 * tpr + step)] for step in (0, -1, 1))
-    matches = np.concatenate([false_rate[true_rate == tpr], at])
-    if matches.size:
-        return float(matches[0])
-    return float((below[0] + above[0]) / 2) if below.size and above.size else 0.0
 
 
 def _critical_mask(label: NDArray[np.generic], critical: Sequence[int]) -> NDArray[np.bool_]:
@@ -258,7 +250,3 @@ def _critical_mask(label: NDArray[np.generic], critical: Sequence[int]) -> NDArr
             f"found shape {label.shape} with {int(is_critical.sum())} critical of {label.size} samples."
         )
     return is_critical
-
-
-FALSE_NEGATIVES = (0, 1, 2, 5)  # columns of the paper's Table 3
-TRUE_POSITIVE_RATES = (98, 95, 92, 90)  # percent, those of its other tables

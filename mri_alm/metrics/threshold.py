@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import beta, betabinom, binom, nbinom
 
 from mri_alm.errors import InputError
-from mri_alm.metrics.ranking import check_binary
+from mri_alm.metrics.ranking import Floats, check_binary
 
 
 @dataclass(frozen=True)
@@ -86,28 +86,10 @@ class OperatingPoint:
         return cls(**fields | {"threshold": -math.inf if fields["threshold"] is None else fields["threshold"]})
 
 
-def majority_vote(points: Sequence[OperatingPoint], score: ArrayLike) -> NDArray[np.bool_]:
-    """Decisions ``(B,)`` of several models, each at its own threshold; a drawn vote is positive, the cautious side.
-
-    Args:
-        points: One operating point per model.
-        score: ``(B, M)``, column m being model m's scores.
-
-    Raises:
-        InputError: If there is not one column per point, or a score is NaN.
-    """
-    score = np.asarray(score, dtype=np.float64)
-    if score.ndim != 2 or score.shape[1] != len(points):
-        raise InputError(f"score must have one column per operating point ({len(points)}), found shape {score.shape}.")
-    votes = sum(point.decide(column).astype(np.int64) for point, column in zip(points, score.T, strict=True))
-    return np.asarray(2 * votes >= len(points))
-
-
-ScoreSource = Literal["calibration", "split", "pooled"]
+ScoreSource = Literal["calibration", "pooled"]
 
 _BASIS: dict[str, str] = {
     "calibration": "exact: a separate calibration cohort, scored as new patients will be",
-    "split": "approximate: one model's own validation split, which also chose its checkpoint; for a vote of the models",
     "pooled": "approximate: held-out scores pooled over the splits, which are not an ensemble's scores of new patients",
 }
 
@@ -123,19 +105,20 @@ def fixed_fn_threshold(
         label: ``(B,)`` in {0, 1}, one sample per patient.
         score: ``(B,)``, of the kind that new patients will be scored in.
         max_fn: Allowed false negatives, 0 <= max_fn < number of positives.
-        source: Where the scores come from: a separate ``"calibration"`` cohort (exact), one ``"split"`` or all splits
-            ``"pooled"`` (approximate).
+        source: Where the scores come from: a separate ``"calibration"`` cohort (exact), or the held-out exams of all
+            splits, ``"pooled"`` (approximate).
 
     Raises:
         InputError: If ``max_fn`` is out of range, the source unknown, or see :func:`mri_alm.metrics.check_binary`.
     """
-    n = int(check_binary(label, score)[0].sum())
+    positive, score = check_binary(label, score)
+    n = int(positive.sum())
     if not 0 <= max_fn < n:
         raise InputError(
             f"Cannot allow {max_fn} false negatives: the cohort has {n} positive patients, "
             f"so --max_fn must be between 0 and {n - 1}."
         )
-    return _operating_point(label, score, max_fn + 1, f"at most {max_fn} of {n} held-out positives missed", source)
+    return _operating_point(positive, score, max_fn + 1, f"at most {max_fn} of {n} held-out positives missed", source)
 
 
 def neyman_pearson_threshold(
@@ -155,8 +138,9 @@ def neyman_pearson_threshold(
     Raises:
         InputError: If a rate is out of range, the source unknown, or see :func:`mri_alm.metrics.check_binary`.
     """
-    rank = neyman_pearson_rank(int(check_binary(label, score)[0].sum()), alpha, eps)
-    return _operating_point(label, score, rank, f"P(miss rate > {alpha:g}) <= {eps:g}", source)
+    positive, score = check_binary(label, score)
+    rank = neyman_pearson_rank(int(positive.sum()), alpha, eps)
+    return _operating_point(positive, score, rank, f"P(miss rate > {alpha:g}) <= {eps:g}", source)
 
 
 def mean_miss_rate_threshold(
@@ -175,14 +159,37 @@ def mean_miss_rate_threshold(
     Raises:
         InputError: If ``alpha`` is out of range, the source unknown, or see :func:`mri_alm.metrics.check_binary`.
     """
-    rank = conformal_rank(int(check_binary(label, score)[0].sum()), alpha)
-    return _operating_point(label, score, rank, f"mean miss rate <= {alpha:g}, no bound for one cohort", source)
+    positive, score = check_binary(label, score)
+    rank = conformal_rank(int(positive.sum()), alpha)
+    return _operating_point(positive, score, rank, f"mean miss rate <= {alpha:g}, no bound for one cohort", source)
+
+
+def _operating_point(
+    positive: NDArray[np.bool_], score: Floats, rank: int, rule: str, source: ScoreSource
+) -> OperatingPoint:
+    """The operating point at s_(rank), with its rates."""
+    if source not in _BASIS:
+        raise InputError(f"Unknown source of scores {source!r}: use one of {', '.join(_BASIS)}.")
+    n = int(positive.sum())
+    threshold = float(np.sort(score[positive])[rank - 1]) if rank else -math.inf
+    return OperatingPoint(
+        threshold=threshold,
+        rank=rank,
+        n_positive=n,
+        n_negative=int((~positive).sum()),
+        false_negatives=int((score[positive] < threshold).sum()),
+        false_positive_rate=float((score[~positive] >= threshold).mean()),
+        expected_miss_rate=rank / (n + 1),
+        miss_rate_upper_95=clopper_pearson_upper(rank - 1, n, 0.05) if rank else 0.0,
+        rule=rule,
+        basis=_BASIS[source],
+    )
 
 
 def one_score_per_patient(
     patient: Sequence[str], label: ArrayLike, score: ArrayLike
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Labels and scores with one row per patient and label, as the laws above need independent samples.
+) -> tuple[NDArray[np.int64], Floats]:
+    """Labels and scores with one row per patient and label, as the laws of this module need independent samples.
 
     A patient with several positive exams counts with the lowest score, so that missing any of them is a miss; one
     with several negative exams with the highest, so that calling any of them is a false positive.
@@ -206,13 +213,6 @@ def one_score_per_patient(
         seen = rows.setdefault((name, needed), value)
         rows[name, needed] = min(seen, value) if needed else max(seen, value)
     return np.array([needed for _, needed in rows], dtype=np.int64), np.array(list(rows.values()))
-
-
-def certificate_in_words(n: int, alpha: float = 0.1, eps: float = 0.1) -> str:
-    """What ``n`` positives could promise at best, known before anything is trained."""
-    needed = minimum_positives(alpha, eps)
-    rate = f"certify a miss rate of {100 * alpha:g} % at {100 * (1 - eps):g} % confidence"
-    return f"{n} positives can {rate}." if n >= needed else f"{n} positives cannot {rate}; {needed} can."
 
 
 def neyman_pearson_rank(n: int, alpha: float, eps: float) -> int:
@@ -250,6 +250,13 @@ def minimum_positives(alpha: float, eps: float, allowed: int = 0) -> int:
         raise InputError(f"allowed must be at least 0, found {allowed}.")
     # Waiting for the (allowed + 1)-th miss: it comes after more than n draws with BinomCDF(allowed; n, alpha).
     return allowed + 1 + int(nbinom.isf(eps, allowed + 1, alpha))
+
+
+def certificate_in_words(n: int, alpha: float = 0.1, eps: float = 0.1) -> str:
+    """What ``n`` positives could promise at best, known before anything is trained."""
+    needed = minimum_positives(alpha, eps)
+    rate = f"certify a miss rate of {100 * alpha:g} % at {100 * (1 - eps):g} % confidence"
+    return f"{n} positives can {rate}." if n >= needed else f"{n} positives cannot {rate}; {needed} can."
 
 
 def conformal_rank(n: int, alpha: float) -> int:
@@ -307,27 +314,6 @@ def future_false_negatives_cdf(x: int, n: int, rank: int, m: int) -> float:
     if rank == 0:
         return float(x >= 0)
     return float(betabinom.cdf(x, m, rank, n - rank + 1))
-
-
-def _operating_point(label: ArrayLike, score: ArrayLike, rank: int, rule: str, source: ScoreSource) -> OperatingPoint:
-    """The operating point at s_(rank), with its rates."""
-    if source not in _BASIS:
-        raise InputError(f"Unknown source of scores {source!r}: use one of {', '.join(_BASIS)}.")
-    positive, score = check_binary(label, score)
-    n = int(positive.sum())
-    threshold = float(np.sort(score[positive])[rank - 1]) if rank else -math.inf
-    return OperatingPoint(
-        threshold=threshold,
-        rank=rank,
-        n_positive=n,
-        n_negative=int((~positive).sum()),
-        false_negatives=int((score[positive] < threshold).sum()),
-        false_positive_rate=float((score[~positive] >= threshold).mean()),
-        expected_miss_rate=rank / (n + 1),
-        miss_rate_upper_95=clopper_pearson_upper(rank - 1, n, 0.05) if rank else 0.0,
-        rule=rule,
-        basis=_BASIS[source],
-    )
 
 
 def _check_rates(**rates: float) -> None:

@@ -14,7 +14,7 @@ import SimpleITK as sitk  # noqa: N813
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from mri_alm.phantom.canvas import TISSUES, Array, Canvas, Ellipsoid, Lesion, Vector
+from mri_alm.phantom.canvas import TISSUES, Array, Canvas, Ellipsoid, Lesion, Vector, vector
 
 MIXTURE: tuple[tuple[str, int, int, float], ...] = (
     ("nothing", 0, 0, 0.22),
@@ -98,11 +98,8 @@ class Anatomy:
             canvas.lesion(lesion)
         return zones
 
-    def _window(self, canvas: Canvas) -> tuple[slice, ...]:
-        return canvas.window((0, 0, 0), np.array(self.radii) * (1.15, 1.25, 1.05) + 3)
-
     def _paint_gland(self, canvas: Canvas) -> NDArray[np.uint8]:
-        window = self._window(canvas)
+        window = canvas.window((0, 0, 0), np.array(self.radii) * (1.15, 1.25, 1.05) + 3)
         points = canvas.coordinates(window, (0, 0, 0), np.eye(3))
         gland = self.gland_norm(points)
         surface = (gland - 1) * np.float32(min(self.radii))
@@ -130,11 +127,8 @@ class Anatomy:
             "gland_ml": round(_UNIT_VOLUME * math.prod(self.radii) / 1000, 2),
             "transition_share": round(self.transition_share, 3),
             "lesions": [
-                {
-                    "centre_mm": [round(c, 2) for c in s.centre],
-                    "diameter_mm": round(2 * math.prod(s.radii) ** (1 / 3), 2),
-                }
-                for s in self.lesions
+                {"centre_mm": [round(c, 2) for c in lesion.centre], "diameter_mm": round(lesion.diameter, 2)}
+                for lesion in self.lesions
             ],
         }
 
@@ -155,22 +149,22 @@ def draw_anatomy(rng: np.random.Generator, label: int) -> Anatomy:
     radii = shape * (1000 * volume / (_UNIT_VOLUME * math.prod(shape))) ** (1 / 3)
     bend = float(rng.uniform(0.05, 0.25))
     kind, grades = draw_grades(rng, label)
-    size: Vector = (float(radii[0]), float(radii[1]), float(radii[2]))
-    healthy = TISSUES["peripheral"]["t2"]
+    size = vector(radii)
+    healthy, changed = TISSUES["peripheral"]["t2"], float(rng.uniform(*PERIPHERAL_CHANGE[grades[0] == 1]))
     frame = Anatomy(
         radii=size,
         bend=bend,
         transition_share=transition / volume,
-        peripheral_t2=healthy + draw_peripheral_change(rng, grades[0]) * (INFLAMED_T2 - healthy),
+        peripheral_t2=healthy + changed * (INFLAMED_T2 - healthy),
         pelvis=_draw_pelvis(rng, size),
         nodules=_draw_nodules(rng, size),
         lesions=(),
         kind=kind,
         grades=grades,
-        texture=draw_texture(rng),
+        texture=_draw_texture(rng),
     )
     count = 0 if grades == (0, 0) else 1 + int(rng.random() < 0.08)
-    return replace(frame, lesions=tuple(draw_lesion(rng, _draw_site(rng, frame), grades) for _ in range(count)))
+    return replace(frame, lesions=tuple(_draw_lesion(rng, _draw_site(rng, frame), grades) for _ in range(count)))
 
 
 def draw_grades(rng: np.random.Generator, label: int) -> tuple[str, tuple[int, int]]:
@@ -181,18 +175,13 @@ def draw_grades(rng: np.random.Generator, label: int) -> tuple[str, tuple[int, i
     return kind, (t2, diffusion)
 
 
-def draw_peripheral_change(rng: np.random.Generator, t2_grade: int) -> float:
-    """Draw how far the peripheral zone lies between healthy (0) and ``INFLAMED_T2`` (1)."""
-    return float(rng.uniform(*PERIPHERAL_CHANGE[t2_grade == 1]))
-
-
-def draw_lesion(rng: np.random.Generator, site: Vector, grades: tuple[int, int]) -> Lesion:
+def _draw_lesion(rng: np.random.Generator, site: Vector, grades: tuple[int, int]) -> Lesion:
     """Draw a lesion's size (equivalent diameter 15 mm median, 9 to 25), form and strengths around ``site``."""
     diameter = 15 * math.exp(np.clip(rng.normal(), -1.65, 1.65) * 0.3)
     form = np.exp(rng.normal(0, 0.15, 3))
     radii = diameter / 2 * form / math.prod(form) ** (1 / 3)
     t2, adc = (float(rng.uniform(*GRADE_STRENGTH[grade])) for grade in grades)
-    return Lesion(site, (float(radii[0]), float(radii[1]), float(radii[2])), t2, adc)
+    return Lesion(site, vector(radii), t2, adc)
 
 
 def _draw_site(rng: np.random.Generator, anatomy: Anatomy) -> Vector:
@@ -200,7 +189,7 @@ def _draw_site(rng: np.random.Generator, anatomy: Anatomy) -> Vector:
     while True:
         place = rng.normal((0.5, 0.4, 0), (0.25, 0.55, 0.5)) * (rng.choice([-1, 1]), 1, 1) * anatomy.radii
         if anatomy.gland_norm([np.array([c], np.float32) for c in place])[0] < 0.85:
-            return (float(place[0]), float(place[1]), float(place[2]))
+            return vector(place)
 
 
 def _draw_pelvis(rng: np.random.Generator, radii: Vector) -> tuple[Ellipsoid, ...]:
@@ -225,13 +214,12 @@ def _draw_pelvis(rng: np.random.Generator, radii: Vector) -> tuple[Ellipsoid, ..
             Ellipsoid("vesicle", (side * 15, 0.75 * b, c + 5), (15, 6, 7)),
         ]
     parts += [_draw_vessel(rng, radii) for _ in range(18)]
-    grown = tuple(float(r + wall) for r in bladder)
     pipe = (float(tube[0]), float(tube[1]), 75.0)
     return (
         *parts,
         Ellipsoid("muscle", (0, -0.2 * b, -c - 9), (12, 11, 13)),
-        Ellipsoid("wall", above, (grown[0], grown[1], grown[2])),
-        Ellipsoid("urine", above, (float(bladder[0]), float(bladder[1]), float(bladder[2]))),
+        Ellipsoid("wall", above, vector(bladder + wall)),
+        Ellipsoid("urine", above, vector(bladder)),
         Ellipsoid("wall", behind, (pipe[0] + wall, pipe[1] + wall, 78.0), tilt=(0, lean)),
         Ellipsoid(content, behind, pipe, tilt=(0, lean)),
     )
@@ -242,8 +230,7 @@ def _draw_vessel(rng: np.random.Generator, radii: Vector) -> Ellipsoid:
     turn, away = rng.uniform(0, 2 * math.pi), rng.uniform(1.12, 1.4)
     a, b, c = radii
     centre = (a * away * math.cos(turn), b * (away + 0.05) * math.sin(turn), c * float(rng.uniform(-0.8, 0.9)))
-    size = rng.uniform((1.2, 1.2, 4), (3.0, 2.5, 12))
-    half = (float(size[0]), float(size[1]), float(size[2]))
+    half = vector(rng.uniform((1.2, 1.2, 4), (3.0, 2.5, 12)))
     return Ellipsoid("vein", centre, half, tilt=(0, float(rng.uniform(-0.5, 0.5))))
 
 
@@ -254,17 +241,13 @@ def _draw_nodules(rng: np.random.Generator, radii: Vector) -> tuple[Ellipsoid, .
         side = 1 if rng.random() < 0.5 else -1
         place = rng.uniform((0.15, -0.65, -0.35), (0.45, 0.1, 0.55)) * radii
         centre = (side * float(place[0]), float(place[1]), float(place[2]))
-        size = rng.uniform(0.09, 0.24) * a * np.exp(rng.normal(0, 0.15, 3))
+        half = rng.uniform(0.09, 0.24) * a * np.exp(rng.normal(0, 0.15, 3))
         tissue = "stromal nodule" if rng.random() < 0.4 else "glandular nodule"
-        half = (float(size[0]), float(size[1]), float(size[2]))
-        nodules += [
-            Ellipsoid("capsule", centre, (half[0] + 0.7, half[1] + 0.7, half[2] + 0.7)),
-            Ellipsoid(tissue, centre, half),
-        ]
+        nodules += [Ellipsoid("capsule", centre, vector(half + 0.7)), Ellipsoid(tissue, centre, vector(half))]
     return (*nodules, Ellipsoid("glandular nodule", (0, -0.1 * b, 0.1 * c), (2.0, 2.5, 0.7 * c), tilt=(0, -0.2)))
 
 
-def draw_texture(rng: np.random.Generator) -> sitk.Image:
+def _draw_texture(rng: np.random.Generator) -> sitk.Image:
     """Fine and slow noise of standard deviation 1 on a 3 mm lattice around 0."""
     white = rng.standard_normal((44, 64, 64), dtype=np.float32)
     fine, slow = (ndimage.gaussian_filter(white, sigma, mode="wrap") for sigma in (0.5, 2.0))

@@ -1,7 +1,7 @@
 """The canvas of the phantom: tissues and shapes -> maps of proton density, T2 and ADC on the voxels of one image."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +10,13 @@ from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float32]
 Vector = tuple[float, float, float]
+
+
+def vector(numbers: Iterable[float]) -> Vector:
+    """Three numbers of any kind as Python's own."""
+    x, y, z = map(float, numbers)
+    return x, y, z
+
 
 # density: signal of T2-weighted images before T2 decay; water: the same for fat-suppressed diffusion;
 # t2 in ms; adc in 1e-6 mm2/s. Order of magnitude as at 3 T.
@@ -133,15 +140,11 @@ class Canvas:
             level += np.float32(ripple) * self.texture[window]
         return level
 
-    def lesion_share(self, lesion: Lesion) -> tuple[tuple[slice, ...], Array]:
-        """A window around a lesion, and how much of each voxel it fills (0 to 1); its edge is uneven and 2 mm wide."""
+    def lesion(self, lesion: Lesion) -> None:
+        """Move T2 and ADC towards ``CANCER`` inside a lesion; its edge is uneven and 2 mm wide."""
         window = self.window(lesion.centre, np.array(lesion.radii) + 4)
         level = self.level(window, Ellipsoid("lesion", lesion.centre, lesion.radii), ripple=1.0)
-        return window, np.clip(np.float32(0.5) - np.float32(0.5) * level, 0, 1)
-
-    def lesion(self, lesion: Lesion) -> None:
-        """Move T2 and ADC towards ``CANCER`` inside a lesion."""
-        window, share = self.lesion_share(lesion)
+        share = np.clip(np.float32(0.5) - np.float32(0.5) * level, 0, 1)
         for name, strength in (("t2", lesion.t2_strength), ("adc", lesion.adc_strength)):
             if name in self.maps:
                 part = self.maps[name][window]

@@ -5,7 +5,7 @@ Writing is resumable: a study appears whole or not at all, and its truth file, w
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from mri_alm.runtime.atomic import private_files, sweep, write_atomically
 from mri_alm.runtime.files import read_json, write_json
 from mri_alm.runtime.locks import exclusive_lock
 from mri_alm.runtime.tables import write_csv
+from mri_alm.runtime.tasks import Pool, run_tasks
 
 VERSION = 1
 """Raised when the same parameters would give other images."""
@@ -126,15 +127,12 @@ def write_cohort(
         def write(row: PhantomRow) -> None:
             _write_study(folder, row, make(row), dicom=parameters["form"] == "dicom")
 
-        with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
-            jobs = [pool.submit(write, row) for row in missing]
-            try:
-                for done, job in enumerate(as_completed(jobs), len(rows) - len(missing) + 1):
-                    job.result()
-                    if progress:
-                        progress(done, len(rows))
-            finally:
-                pool.shutdown(cancel_futures=True)
+        pool = Pool("threading", min(os.cpu_count() or 1, 8))
+        with closing(run_tasks(write, missing, pool)) as outcomes:  # none is at work when the lock goes
+            for done, outcome in enumerate(outcomes, len(rows) - len(missing) + 1):
+                outcome.get()
+                if progress:
+                    progress(done, len(rows))
         return _write_manifest(folder, rows, dicom=parameters["form"] == "dicom")
 
 
@@ -176,13 +174,11 @@ def _write_study(folder: Path, row: PhantomRow, study: PhantomStudy, *, dicom: b
 
 
 def _write_manifest(folder: Path, rows: list[PhantomRow], *, dicom: bool) -> Path:
-    columns = ["dicom"] if dicom else ["t2", "adc", "hbv"]
-    manifest = folder / "manifest.csv"
-    rows_of_text = []
-    for row in rows:
-        place = f"studies/{row.name}"
-        paths = [place] if dicom else [f"{place}/{name}.nii.gz" for name in columns]
-        known = {"study": row.name, "patient": row.name, "label": row.label, "side": row.side}
-        rows_of_text.append(known | dict(zip(columns, paths, strict=True)))
-    write_csv(manifest, ["study", "patient", "label", "side", *columns], rows_of_text)
-    return manifest
+    paths = {"dicom": ""} if dicom else {name: f"/{name}.nii.gz" for name in ("t2", "adc", "hbv")}
+    cells = [
+        {"study": row.name, "patient": row.name, "label": row.label, "side": row.side}
+        | {column: f"studies/{row.name}{path}" for column, path in paths.items()}
+        for row in rows
+    ]
+    write_csv(folder / "manifest.csv", list(cells[0]), cells)
+    return folder / "manifest.csv"

@@ -11,6 +11,7 @@ import SimpleITK as sitk  # noqa: N813
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, MRImageStorage
 
+from mri_alm.imaging.registration import empty_image, image_centre
 from mri_alm.phantom.study import DWI_ECHO_MS, HIGH_B, T2_ECHO_MS, PhantomStudy
 
 _COMMON: dict[str, Any] = {
@@ -98,23 +99,11 @@ def _series(study: PhantomStudy) -> Iterator[_Series]:
 
 def _localizer(t2: sitk.Image) -> Iterator[sitk.Image]:
     """Three slices in each body plane, 1.5 mm pixels, cut from T2."""
-    middle = np.array(t2.TransformContinuousIndexToPhysicalPoint([(n - 1) / 2 for n in t2.GetSize()]))
-    size, spacing = (96, 96, 3), (1.5, 1.5, 10.0)
     for cosines in _PLANES.values():
         row, column = np.array(cosines[:3], float), np.array(cosines[3:], float)
-        direction = np.stack([row, column, np.cross(row, column)], axis=1)
-        origin = middle - direction @ ((np.array(size) - 1) / 2 * spacing)
-        yield sitk.Resample(
-            t2,
-            size,
-            sitk.Transform(),
-            sitk.sitkLinear,
-            origin.tolist(),
-            spacing,
-            direction.ravel().tolist(),
-            0,
-            sitk.sitkInt16,
-        )
+        direction = np.stack([row, column, np.cross(row, column)], axis=1).ravel().tolist()
+        plane = empty_image((96, 96, 3), (1.5, 1.5, 10.0), direction, image_centre(t2))
+        yield sitk.Resample(t2, plane, sitk.Transform(), sitk.sitkLinear, 0.0, sitk.sitkInt16)
 
 
 def _uid(*parts: object) -> str:

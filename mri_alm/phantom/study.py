@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 
 from mri_alm.errors import InputError
 from mri_alm.imaging.diffusion import fit_adc
+from mri_alm.imaging.registration import empty_image, image_centre
 from mri_alm.phantom.anatomy import draw_anatomy
-from mri_alm.phantom.canvas import Canvas
-
-Array = NDArray[np.float32]
+from mri_alm.phantom.canvas import Array, Canvas
 
 B_VALUES = ((0.0, 400.0, 800.0), (50.0, 400.0, 800.0))
 """The acquired b-values of a study in s/mm2: one of these sets."""
@@ -81,7 +80,7 @@ def make_study(index: int, label: int, *, seed: int = 0, coarse: float = 1.0) ->
     anatomy = draw_anatomy(rng, label)
     t2_grid, dwi_grid = _draw_grids(rng, coarse)
     off_centre = np.clip(rng.normal(size=3), -2.3, 2.3) * OFF_CENTRE_MM[1] + OFF_CENTRE_MM[0]
-    centre = off_centre + _centre(t2_grid)
+    centre = off_centre + image_centre(t2_grid)
     direction = rng.normal(size=3)
     shift = rng.uniform(0, MAX_DRAWN_SHIFT_MM) * direction / np.linalg.norm(direction)
     t2_canvas = Canvas(t2_grid, centre, ("density", "t2"))
@@ -122,25 +121,8 @@ def _draw_grids(rng: np.random.Generator, coarse: float) -> tuple[sitk.Image, si
         spacing, field = float(rng.choice(spacings)), float(rng.uniform(*fields))
         count = 2 * round(field / spacing / 2)
         apart = middle + rng.uniform(-0.5, 0.5, 3)
-        grids.append(make_grid((count, count, slices), (spacing, spacing, thickness), direction, apart))
+        grids.append(empty_image((count, count, slices), (spacing, spacing, thickness), direction, apart))
     return grids[0], grids[1]
-
-
-def make_grid(
-    size: tuple[int, ...], spacing: tuple[float, ...], direction: tuple[float, ...], middle: NDArray[np.float64]
-) -> sitk.Image:
-    """An empty image of a size, spacing and direction, with ``middle`` (LPS mm) at the centre of its field of view."""
-    grid = sitk.Image(size, sitk.sitkUInt8)
-    grid.SetSpacing(spacing)
-    grid.SetDirection(direction)
-    corner = np.array(direction).reshape(3, 3) @ ((np.array(size) - 1) / 2 * grid.GetSpacing())
-    grid.SetOrigin((middle - corner).tolist())
-    return grid
-
-
-def _centre(grid: sitk.Image) -> tuple[float, ...]:
-    centre: tuple[float, ...] = grid.TransformContinuousIndexToPhysicalPoint([(n - 1) / 2 for n in grid.GetSize()])
-    return centre
 
 
 def _t2_weighted(rng: np.random.Generator, canvas: Canvas) -> NDArray[np.int16]:

@@ -89,7 +89,7 @@ def _flush(path: Path, *, whole: bool = True) -> None:
 def private_files() -> Iterator[None]:
     """Whatever is written meanwhile is its owner's only (0600, folders 0700), whatever the caller's umask.
 
-    ``MRI_ALM_UMASK=027`` in the environment lets the group read it (docs/decisions/0030-private-files.md).
+    ``MRI_ALM_UMASK=027`` in the environment lets the group read it: see docs/decisions.md (30).
 
     Raises:
         InputError: If ``MRI_ALM_UMASK`` is no umask, or takes the owner's own rights.

@@ -15,7 +15,7 @@ IMAGE = re.compile(r"\.(nii|nii\.gz|mha|mhd|nrrd)$", re.IGNORECASE)  # a file of
 
 
 class DamagedFileError(InputError):
-    """A file of ours that is cut short, or whose bits are not those that were written."""
+    """A file that is cut short, or whose bits are not those that were written."""
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -33,8 +33,8 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_bytes(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object that :func:`write_json` wrote.
+def read_json(path: Path, kind: type | tuple[type, ...] = dict) -> Any:
+    """The JSON object that :func:`write_json` wrote; of files that others made, a list or either may be asked for.
 
     Raises:
         DamagedFileError: If the file holds anything else.
@@ -43,9 +43,10 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text("utf-8"))
     except ValueError as error:
-        raise DamagedFileError(f"{path} is damaged ({error}). Restore it from a copy.") from None
-    if not isinstance(found, dict):
-        raise DamagedFileError(f"{path} is damaged (no JSON object). Restore it from a copy.")
+        raise DamagedFileError(f"{path} is damaged ({error}). Restore it from a copy, or correct it.") from None
+    if not isinstance(found, kind):
+        what = type(found).__name__
+        raise DamagedFileError(f"{path} is damaged (it holds a {what}). Restore it from a copy, or correct it.")
     return found
 
 
@@ -86,22 +87,26 @@ def _refuse(error: OSError) -> None:
 
 
 def unusable(file: Path) -> str:
-    """Why a file cannot be what its name says, or nothing: an archive, or the pointer that Git LFS leaves."""
+    """Why a file cannot be what its name says, or nothing."""
     if not in_utf8(file):  # ITK ends the process over such a name
         return "a name that is not in UTF-8; rename the file or its folder"
     try:
         with file.open("rb") as stream:
-            start = stream.read(23)
+            return "zip archive; unpack it first" if file.suffix.lower() == ".zip" else stands_for(stream.read(23))
     except OSError as error:
         return f"cannot be read ({error.strerror})"
-    if start.startswith(b"PK\x03\x04") or file.suffix.lower() == ".zip":
+
+
+def stands_for(start: bytes) -> str:
+    """What a file holds instead of data, by its first bytes: an archive, or the pointer of Git LFS; else nothing."""
+    if start.startswith(b"PK\x03\x04"):
         return "zip archive; unpack it first"
-    return "Git LFS pointer instead of data" if start == b"version https://git-lfs" else ""
+    return "Git LFS pointer instead of data" if start.startswith(b"version https://git-lfs") else ""
 
 
 def stem(file: Path) -> str:
     """A file's name without the ending of an image."""
-    return IMAGE.sub("", file.name)
+    return re.sub(r"(\.nii)?\.\w+$", "", file.name, flags=re.IGNORECASE)
 
 
 def bvals_of(image: Path) -> list[Path]:

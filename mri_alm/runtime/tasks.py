@@ -10,6 +10,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from logging.handlers import QueueHandler
 from multiprocessing.reduction import ForkingPickler
@@ -19,27 +20,6 @@ from typing import Any
 
 from mri_alm.errors import InputError, find_cause, one_of
 from mri_alm.runtime.atomic import private_files
-
-
-@functools.cache
-def exit_with_parent(driver: int) -> None:
-    """End this worker when the driver ends, even by ``kill -9``: it would go on writing, without the driver's locks.
-
-    A thread that looks, since Linux's PR_SET_PDEATHSIG goes by the thread that started the worker, not its process.
-
-    Args:
-        driver: The process that started this one.
-    """
-
-    def watch() -> None:
-        while os.getppid() == driver:
-            time.sleep(0.5)
-        os._exit(1)
-
-    if os.getppid() != driver:
-        os._exit(1)
-    threading.Thread(target=watch, daemon=True).start()
-
 
 logger = logging.getLogger("mri_alm")
 
@@ -134,9 +114,10 @@ def run_tasks(function: Callable[[Any], Any], items: Iterable[Any], pool: Pool) 
         InputError: If the cluster cannot be reached.
     """
     driver = os.getpid() if pool.backend == "loky" else None
-    task = _Task(function, Path.cwd(), os.environ.get("MRI_ALM_UMASK"), driver)
+    task = _Task(function, Path.cwd(), os.environ.get("MRI_ALM_UMASK"), driver, threads=pool.backend == "threading")
     with joined(pool):
-        yield from (_on_ray if pool.backend == "ray" else _on_this_machine)(task, list(items), pool)
+        run = {"loky": _in_processes, "ray": _on_ray, "threading": _in_threads}[pool.backend]
+        yield from run(task, list(items), pool)
 
 
 @contextlib.contextmanager
@@ -162,12 +143,14 @@ class _Task:
     folder: Path
     mask: str | None  # MRI_ALM_UMASK of the driver, which a worker of Ray does not see
     driver: int | None  # the process whose locks protect what the task writes, where it may be the worker's parent
+    threads: bool  # which share folder, environment and umask with the caller
 
     def __call__(self, item: Any) -> TaskResult:
         if self.driver is not None and self.driver != os.getpid():
-            exit_with_parent(self.driver)
-        os.environ.update({"MRI_ALM_UMASK": self.mask} if self.mask else {})
+            _exit_with_parent(self.driver)
         try:
+            if self.threads:
+                return TaskResult(item, self.function(item))
             self._enter()
             with private_files():  # a worker has an umask of its own
                 return TaskResult(item, self.function(item))
@@ -178,6 +161,7 @@ class _Task:
 
     def _enter(self) -> None:
         """The driver's folder: a worker may be on another machine, or of an earlier start."""
+        os.environ.update({"MRI_ALM_UMASK": self.mask} if self.mask else {})
         try:
             if Path.cwd() != self.folder:
                 os.chdir(self.folder)
@@ -186,6 +170,26 @@ class _Task:
                 f"This machine ({socket.gethostname()}) has no folder {self.folder} ({error.strerror}). Start the "
                 "command in a folder that all machines of the cluster see under the same path."
             ) from error
+
+
+@functools.cache
+def _exit_with_parent(driver: int) -> None:
+    """End this worker when the driver ends, even by ``kill -9``: it would go on writing, without the driver's locks.
+
+    A thread that looks, since Linux's PR_SET_PDEATHSIG goes by the thread that started the worker, not its process.
+
+    Args:
+        driver: The process that started this one.
+    """
+
+    def watch() -> None:
+        while os.getppid() == driver:
+            time.sleep(0.5)
+        os._exit(1)
+
+    if os.getppid() != driver:
+        os._exit(1)
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _portable(error: BaseException) -> Exception:
@@ -207,14 +211,26 @@ def _lost(item: Any, pool: Pool) -> TaskResult:
     return TaskResult(item, error=LostTaskError(text))
 
 
-def _on_this_machine(task: _Task, items: list[Any], pool: Pool) -> Iterator[TaskResult]:
+def _in_threads(task: _Task, items: list[Any], pool: Pool) -> Iterator[TaskResult]:
+    """Not joblib's threads: given up early, they would go on behind the caller, who has left its locks."""
+    with ThreadPoolExecutor(pool.workers) as threads:
+        try:
+            for call in as_completed([threads.submit(task, item) for item in items]):
+                yield call.result()
+        finally:
+            threads.shutdown(cancel_futures=True)
+
+
+def _in_processes(task: _Task, items: list[Any], pool: Pool) -> Iterator[TaskResult]:
     from joblib import Parallel, delayed
     from joblib.externals.loky.process_executor import BrokenProcessPool
 
     waiting = dict(enumerate(items))
 
     def start(numbers: list[int], workers: int) -> Calls:
-        parallel = Parallel(workers, pool.backend, return_as="generator_unordered", batch_size=1)
+        # Idle workers stay: loky does not watch those that it starts in the place of ended ones, and waits for ever.
+        stay = {"idle_worker_timeout": 10**6}
+        parallel = Parallel(workers, "loky", return_as="generator_unordered", batch_size=1, **stay)
         calls: Calls = parallel(delayed(_numbered)(task, n, waiting[n]) for n in numbers)
         return calls
 

@@ -1,7 +1,6 @@
 """New exams in, decisions out: what `configs/inference.json` and `pipelines/score.py` do."""
 
 import io
-import json
 import logging
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +13,7 @@ from monai.transforms import Compose
 from numpy.typing import NDArray
 from pydicom.dataset import Dataset
 
-from mri_alm.bundle.settings import PACKAGES, PRIVATE_SETTINGS
+from mri_alm.bundle.config import PACKAGES
 from mri_alm.bundle.trained_run import SCORE_COLUMNS, TrainedRun, collect, score_rows
 from mri_alm.bundle.transforms import for_each_study
 from mri_alm.cohort.manifest import read_manifest
@@ -27,7 +26,7 @@ from mri_alm.runtime.atomic import explain_os_errors, private_files
 from mri_alm.runtime.files import sha256, write_bytes, write_json
 from mri_alm.runtime.progress import progress_bar
 from mri_alm.runtime.pseudonyms import secret_of, study_key
-from mri_alm.runtime.tables import read_table, write_csv
+from mri_alm.runtime.tables import write_csv
 from mri_alm.scoring.explain import nearest_threshold, write_explanations
 from mri_alm.scoring.structured_report import check_highdicom, structured_report
 
@@ -44,10 +43,12 @@ class NewStudies:
         salt: Secret that study keys of DICOM exams are derived with.
         threads: Exams prepared at once.
         allow_outside_paths: Whether a manifest may name files outside its folder.
+        outside: The same, as bundles of version 0.1 spell it.
 
     Attributes:
         names: All exams, in the order of their keys (DICOM) or rows (manifest); not of their folders or of threads.
-        prepared: Items of those that could be prepared: image, study, index, report.
+        prepared: Items of those that could be prepared: image, study, index.
+        reports: What was found of each of them: facts and warnings.
         errors: Why the others could not.
         dicom: Files of the exams that were found in DICOM folders.
 
@@ -56,21 +57,27 @@ class NewStudies:
     """
 
     def __init__(
-        self, source: Path | str, preprocessing: Compose, *, salt: str, threads: int, allow_outside_paths: bool = False
+        self,
+        source: Path | str,
+        preprocessing: Compose,
+        *,
+        salt: str,
+        threads: int,
+        allow_outside_paths: bool = False,
+        outside: bool = False,
     ) -> None:
-        source = Path(source)
+        source, allowed = Path(source), allow_outside_paths or outside
         if source.is_dir():
             items, lost = _dicom_items(source, salt)
         elif source.suffix.lower() == ".csv":
-            items = [
-                study.item() for study in read_manifest(source, labelled=False, allow_outside_paths=allow_outside_paths)
-            ]
-            lost = {}
+            studies = read_manifest(source, labelled=False, allow_outside_paths=allowed)
+            items, lost = [study.item() for study in studies], {}
         else:
             raise InputError(
                 f"{source} is neither a folder nor a .csv manifest. Give a folder of DICOM studies, or a manifest."
             )
         self.prepared, errors = for_each_study(preprocessing, items, threads=threads, title="prepare")
+        self.reports: dict[str, Any] = {item["study"]: item.pop("report") for item in self.prepared}
         self.errors = lost | errors
         names = [item["study"] for item in items] + list(lost)
         self.names = sorted(names) if source.is_dir() else names
@@ -109,8 +116,8 @@ def operating_point(
 
 def _training_exams(run: TrainedRun) -> list[dict[str, str]]:
     """Exams the run was trained with; an exported bundle does not name them, and that is said."""
-    if (run.folder / "splits.csv").is_file():
-        return read_table(run.folder / "splits.csv", ("study", "patient"))
+    if run.run.splits.is_file():
+        return run.run.trained_exams()
     logger.warning(
         "Calibration: %s does not name its training exams; that yours are others is yours to know.", run.folder
     )
@@ -159,8 +166,7 @@ def write_scores(
         InputError: If the output cannot be written.
     """
     output = Path(output)
-    reports = {item["study"]: json.loads(item["report"]) for item in studies.prepared}
-    warnings = {name: " | ".join(report["warnings"]) for name, report in reports.items()}
+    warnings = {name: " | ".join(report["warnings"]) for name, report in studies.reports.items()}
     names, logits = _logits(evaluator, len(studies.prepared))
     for name, row in zip(names, logits, strict=True):
         if not np.isfinite(row).all():
@@ -186,7 +192,7 @@ def write_scores(
             write_bytes(output / f"{item['study']}.png", picture)
             if sr:
                 report = structured_report(
-                    *(studies.dicom[item["study"]], row, reports[item["study"]]),
+                    *(studies.dicom[item["study"]], row, studies.reports[item["study"]]),
                     point=point,
                     checkpoints=run.checkpoints,
                     salt=salt,
@@ -194,7 +200,7 @@ def write_scores(
                 write_bytes(output / f"{item['study']}_sr.dcm", _as_bytes(report))
             bar.update()
     record = _record(run, point) | {
-        "studies": {name: reports.get(name) or {"error": studies.errors[name].code} for name in studies.names}
+        "studies": {name: studies.reports.get(name) or {"error": studies.errors[name].code} for name in studies.names}
     }
     if explain and evaluator:
         images = {item["study"]: item["image"] for item in studies.prepared}
@@ -229,8 +235,8 @@ def _record(run: TrainedRun, point: OperatingPoint) -> dict[str, Any]:
     return {
         "threshold": point.to_json(),
         "model": {
-            "settings": {name: value for name, value in run.settings.items() if name not in PRIVATE_SETTINGS},
-            "config_sha256": sha256(run.folder / "config.json"),
+            "settings": run.run.public_settings,
+            "config_sha256": sha256(run.run.config),
             "checkpoints_sha256": run.checkpoints,
         },
         "versions": {name: version(name) for name in PACKAGES},
@@ -248,13 +254,9 @@ def salt_of(run: Path) -> str:
     return secret_of(run)
 
 
-def key_table(source: Path, salt: str) -> list[dict[str, str]]:
+def key_table(studies: NewStudies) -> list[dict[str, str]]:
     """Which folder each study key stands for. It identifies patients: keep it apart from the results."""
-    return [
-        {"study": study_key(study.uid, salt), "folder": str(study.files[0].parent.resolve())}
-        for study in find_studies(source)
-        if study.files
-    ]
+    return [{"study": name, "folder": str(study.files[0].parent.resolve())} for name, study in studies.dicom.items()]
 
 
 def _dicom_items(source: Path, salt: str) -> tuple[list[dict[str, Any]], dict[str, StudyError]]:

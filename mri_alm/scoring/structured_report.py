@@ -1,7 +1,7 @@
 """A scored DICOM exam as a DICOM Structured Report (TID 1500) without the patient's identity.
 
 Patient, study and all references appear under keyed hashes: the same secret and UID always give the same hash, so the
-holder of the run's salt can lead a report back to its exam (docs/decisions/0021-pseudonymous-structured-reports.md).
+holder of the run's salt can lead a report back to its exam: see docs/decisions.md (21).
 """
 
 import hashlib

@@ -16,6 +16,7 @@ from torch.utils.tensorboard import SummaryWriter
 from mri_alm.alm.lagrangian import AugmentedLagrangian
 from mri_alm.alm.processes import first_visits, gather, process_rank
 from mri_alm.bundle.checkpoints import is_intact, load_tensors, save_tensors
+from mri_alm.bundle.run_folder import SplitFolder
 from mri_alm.errors import InputError, one_of
 from mri_alm.metrics.ranking import auc
 from mri_alm.runtime.atomic import explain_os_errors
@@ -166,7 +167,7 @@ class EpochEnd:
         preset: str,
         selection: CheckpointRule,
     ) -> None:
-        self.folder = Path(folder)
+        self.files = SplitFolder(Path(folder))
         self.validator, self.selection = validator, selection
         self.record = {"guard": split_digest, "preset": preset}
         self.seen = {"train": Collected(), "val": Collected()}
@@ -180,8 +181,8 @@ class EpochEnd:
         engine.add_event_handler(Events.EPOCH_COMPLETED, self)
         self._resume(engine)
         if process_rank() == 0:
-            with explain_os_errors(self.folder):
-                self.writer = SummaryWriter(self.folder)
+            with explain_os_errors(self.files.path):
+                self.writer = SummaryWriter(self.files.path)
             engine.add_event_handler(Events.COMPLETED, lambda _: self.writer.close())
 
     def __call__(self, engine: Engine) -> None:
@@ -189,7 +190,7 @@ class EpochEnd:
         report = self._report(engine.state.epoch)
         if not all(math.isfinite(value) for value in report.values()):
             raise InputError(
-                f"{self.folder}: training diverged in epoch {engine.state.epoch}: "
+                f"{self.files.path}: training diverged in epoch {engine.state.epoch}: "
                 f"{', '.join(f'{name} {value:g}' for name, value in report.items())}. "
                 "Lower --learning_rate, --mu0 or --mu_cap and choose another run_dir; earlier epochs are kept."
             )
@@ -219,17 +220,17 @@ class EpochEnd:
         if self.selection.exhausted(engine.state.epoch):
             logger.info("No better epoch for %d: stopped.", self.selection.patience)
         if better:
-            save_tensors(self.folder / "model.pt", {"model": self.parts["model"].state_dict()} | self.record)
+            save_tensors(self.files.model, {"model": self.parts["model"].state_dict()} | self.record)
         state = {name: part.state_dict() for name, part in self.parts.items()} | self.record
         state |= {"trainer": dict(engine.state_dict()), "best": self.selection.best, "history": self.history}
-        save_tensors(self.folder / "last.pt", state, previous=self.folder / "previous.pt")
-        with explain_os_errors(self.folder):
+        save_tensors(self.files.last, state, previous=self.files.previous)
+        with explain_os_errors(self.files.path):
             for name, value in report.items():
                 self.writer.add_scalar(name, value, engine.state.epoch)
             self.writer.flush()
 
     def _resume(self, engine: Engine) -> None:
-        files = [self.folder / name for name in ("last.pt", "previous.pt")]
+        files = [self.files.last, self.files.previous]
         found = [path for path in files if path.exists()]
         for path in found:
             try:
@@ -240,14 +241,14 @@ class EpochEnd:
                 continue
             if state.get("guard") != self.record["guard"]:
                 raise InputError(f"{path} belongs to another cohort or split. Restore it, or choose another run_dir.")
-            if is_intact(self.folder / "model.pt"):
+            if is_intact(self.files.model):
                 self._restore(engine, path, state)
                 return
-            logger.warning("%s, the best weights so far, is damaged or lost.", self.folder / "model.pt")
+            logger.warning("%s, the best weights so far, is damaged or lost.", self.files.model)
             self._discard(*files)
             break
         if found:
-            logger.warning("%s: training begins again.", self.folder)
+            logger.warning("%s: training begins again.", self.files.path)
 
     def _discard(self, *paths: Path) -> None:
         if process_rank() == 0:  # a process that looks later decides the same without them

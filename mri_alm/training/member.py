@@ -1,46 +1,124 @@
-"""One split of a run trained to its end: what the main job does split by split, and what a worker of a cluster does."""
+"""One model of a run: a split trained to its end, in this process or as a task of a worker, and its predictions."""
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from ignite.engine import Events
-from monai.bundle import ConfigParser
-from monai.data import DataLoader
-from monai.engines import SupervisedEvaluator
 from numpy.typing import NDArray
+from torch import nn
 
-from mri_alm.alm.processes import barrier, process_rank
+from mri_alm.alm.processes import barrier, first_process_first, process_rank
 from mri_alm.bundle.checkpoints import is_intact
-from mri_alm.bundle.config import member_parser
-from mri_alm.bundle.trained_run import collect, load_member
+from mri_alm.bundle.config import member_parser, refuse_other_settings, write_run_config
+from mri_alm.bundle.run_folder import RunFolder
+from mri_alm.bundle.trained_run import load_member
 from mri_alm.cohort.manifest import Cohort
 from mri_alm.errors import InputError
+from mri_alm.runtime.atomic import sweep
 from mri_alm.runtime.files import DamagedFileError, read_json, sha256, write_json
+from mri_alm.runtime.locks import exclusive_lock
+from mri_alm.runtime.progress import progress_bar
 from mri_alm.runtime.tables import write_csv
 
 logger = logging.getLogger("mri_alm")
 
-Progress = Callable[[list[dict[str, float]]], None]
+History = list[dict[str, float]]
+Progress = Callable[[History], None]
 
 
-class SplitTraining:
-    """The splits of one run folder; it travels to the workers that train them.
+class Member:
+    """One model, of an exam or an image config; what programs take from a config is taken here.
 
     Args:
         config: The config with macros resolved and overrides applied.
-        folder: The run's.
+        split: Which split it is trained on.
+        data: The cohort or set that the config's ``cohort_data`` would be, read already.
+    """
+
+    def __init__(self, config: dict[str, Any], split: int, data: Any) -> None:
+        self.parser = member_parser(config, split, data)
+
+    def check(self, sampler: str) -> None:
+        """Refuse wrong values before hours of work.
+
+        Args:
+            sampler: Where the config has what draws the batches.
+
+        Raises:
+            InputError: From what cannot be made, perhaps wrapped by MONAI.
+        """
+        for part in ("objective_def", "optimizer", "epoch_end::selection", "inferer", sampler):
+            self.parser.get_parsed_content(part)
+
+    def train(self, progress: Progress) -> Any:
+        """Train to the end, from wherever an earlier start came to; gives the :class:`EpochEnd`.
+
+        Args:
+            progress: Called with the reports of all epochs: of an earlier start, then after every epoch.
+        """
+        self.parser.get_parsed_content("seed_everything")
+        trainer = self.parser.get_parsed_content("train::trainer")
+        end = self.parser.get_parsed_content("epoch_end")
+        for engine in (trainer, end.validator):
+            engine.logger.setLevel(logging.WARNING)
+        progress(end.history)
+        if not end.finished(trainer):
+            trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: progress(end.history))
+            trainer.run()
+        return end
+
+    def network(self, weights: Path, form: str = "network") -> nn.Module:
+        """The config's network with the weights of a ``model.pt``.
+
+        Args:
+            weights: The file.
+            form: ``"network"``: as it is trained, on its device and in its memory format; ``"network_def"``: plain.
+        """
+        return load_member(self.parser.get_parsed_content(form), weights)
+
+    def prepared(self, part: str) -> Any:
+        """The items of a part of the data (:meth:`mri_alm.cohort.manifest.Cohort.items`), as the network takes them."""
+        self.parser["part"] = part
+        return self.parser.get_parsed_content("prepared")
+
+    def predict(self, network: nn.Module, part: str) -> tuple[list[str], NDArray[np.float64]]:
+        """What a network says of a part of the data, in its order.
+
+        Returns:
+            Names of the studies (none of images), and logits ``(N, outputs)``.
+        """
+        self.parser["part"] = part
+        device, inferer = (self.parser.get_parsed_content(name) for name in ("device", "inferer"))
+        network = network.to(device).eval()
+        names: list[str] = []
+        logits = []
+        with torch.inference_mode():
+            for batch in self.parser.get_parsed_content("prepared_batches"):
+                logits.append(inferer(batch["image"].to(device), network))
+                names += batch.get("study", [])
+        return names, torch.cat(logits).double().cpu().numpy()
+
+
+class SplitTraining:
+    """The splits of one run folder of exams; it travels to the workers that train them.
+
+    Args:
+        config: The config with macros resolved and overrides applied.
+        run: The folder.
         cohort: Its studies.
     """
 
-    def __init__(self, config: dict[str, Any], folder: Path, cohort: Cohort) -> None:
-        self.config, self.folder, self.cohort = config, folder, cohort
+    def __init__(self, config: dict[str, Any], run: RunFolder, cohort: Cohort) -> None:
+        self.config, self.run, self.cohort = config, run, cohort
 
     def finished(self, split: int) -> bool:
         """Whether a split is trained to its end; refused when it is not of this cohort, or its model was changed."""
-        folder = self.folder / f"split_{split}"
+        folder = self.run.split(split)
         try:
             record = self.record(split)
         except FileNotFoundError:
@@ -50,66 +128,109 @@ class SplitTraining:
             return False
         if record.get("guard") != self.cohort.split_digest(split):
             raise InputError(
-                f"{folder} was trained on other studies than the cohort gives it now. Restore the cohort, or give this "
-                "run another --run_dir."
+                f"{folder.path} was trained on other studies than the cohort gives it now. Restore the cohort, or give "
+                "this run another --run_dir."
             )
-        model = folder / "model.pt"
-        if model.is_file() and not is_intact(model):
+        if folder.model.is_file() and not is_intact(folder.model):
             return False  # the split begins again, and says so
-        if not model.is_file() or sha256(model) != record["model_sha256"]:
-            raise InputError(f"{model} is not the model that was trained there. Restore it, or delete {folder}.")
+        if not folder.model.is_file() or sha256(folder.model) != record["model_sha256"]:
+            raise InputError(
+                f"{folder.model} is not the model that was trained there. Restore it, or delete {folder.path}."
+            )
         return True
 
     def record(self, split: int) -> dict[str, Any]:
         """The ``split.json`` of a finished split."""
-        return read_json(self.folder / f"split_{split}" / "split.json")
+        return read_json(self.run.split(split).record)
 
     def __call__(self, split: int, progress: Progress = lambda _: None) -> None:
-        """Train one split of a run that is set up, from wherever an earlier start came to.
+        """Train one split of a run that is set up; then held-out scores, and the record that makes it finished.
 
         Args:
             split: Its number.
-            progress: Called with the history of its epochs: of an earlier start, then after every epoch.
+            progress: See :meth:`Member.train`.
         """
         finished = self.finished(split)
         barrier()  # all have looked before the first one writes
         if finished:
             progress(self.record(split)["epochs"])
             return
-        parser = member_parser(self.config, split, self.cohort)
-        parser.get_parsed_content("seed_everything")
-        trainer = parser.get_parsed_content("train#trainer")
-        end = parser.get_parsed_content("epoch_end")
-        progress(end.history)
-        if not end.finished(trainer):
-            trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: progress(end.history))
-            trainer.run()
-        if process_rank() == 0:
-            self._write(split, parser, end)
-
-    def _write(self, split: int, parser: ConfigParser, end: Any) -> None:
-        """Held-out scores by the best epoch's weights, then the record that makes the split finished."""
-        folder = self.folder / f"split_{split}"
-        network = load_member(parser.get_parsed_content("network"), folder / "model.pt")
-        names, logits = self.predict(network, parser, "validation")
-        write_csv(folder / "validation.csv", ["study", "logit"], _rows(names, logits))
-        record = {"best": end.selection.best, "model_sha256": sha256(folder / "model.pt")} | end.record
-        write_json(folder / "split.json", record | {"epochs": end.history})
-
-    def predict(self, network: Any, parser: ConfigParser, part: str) -> tuple[list[str], NDArray[np.float64]]:
-        """Names ``(N,)`` and logits ``(N, M)`` of a part of the cohort (see :meth:`mri_alm.cohort.Cohort.items`)."""
-        parser["part"] = part
-        device = parser.get_parsed_content("device")
-        evaluator = SupervisedEvaluator(
-            device=device,
-            val_data_loader=DataLoader(parser.get_parsed_content("prepared"), batch_size=self.config["batch_size"]),
-            network=network.to(device),
-            inferer=parser.get_parsed_content("inferer"),
-            decollate=False,
-        )
-        evaluator.logger.setLevel(logging.WARNING)
-        return collect(evaluator)
+        member, folder = Member(self.config, split, self.cohort), self.run.split(split)
+        end = member.train(progress)
+        if process_rank() > 0:
+            return
+        names, logits = member.predict(member.network(folder.model), "validation")
+        rows = [{"study": name, "logit": float(row[0])} for name, row in zip(names, logits, strict=True)]
+        write_csv(folder.held_out, ["study", "logit"], rows)
+        record = {"best": end.selection.best, "model_sha256": sha256(folder.model)} | end.record
+        write_json(folder.record, record | {"epochs": end.history})
 
 
-def _rows(names: list[str], logits: NDArray[np.float64]) -> list[dict[str, Any]]:
-    return [{"study": name, "logit": float(value)} for name, value in zip(names, logits[:, 0], strict=True)]
+def splits_to_train(config: dict[str, Any]) -> Sequence[int]:
+    """Those of a run that this process trains."""
+    return range(config["splits"]) if config["only_split"] is None else [config["only_split"]]
+
+
+@contextlib.contextmanager
+def claimed(
+    run: RunFolder,
+    config: dict[str, Any],
+    *,
+    before: Callable[[], None] = lambda: None,
+    after: Callable[[], None] = lambda: None,
+) -> Iterator[contextlib.ExitStack]:
+    """Hold the splits that this process trains; other processes may train others of the same folder meanwhile.
+
+    Args:
+        run: The folder.
+        config: Of the run; it is written there.
+        before: What may refuse, done by the first process before anything is written.
+        after: What else is written with the config.
+
+    Yields:
+        What is held, to which more may be added.
+
+    Raises:
+        InputError: If the folder holds a run with other settings, or another process holds one of the splits.
+    """
+    with contextlib.ExitStack() as held:
+        with first_process_first():
+            if process_rank() == 0:
+                for split in splits_to_train(config):
+                    held.enter_context(exclusive_lock(run.split_lock(split)))
+                    sweep(run.split(split).path)
+                refuse_other_settings(run, config)
+                before()
+                with exclusive_lock(run.lock, wait=True):
+                    sweep(run.path)
+                    refuse_other_settings(run, config)  # another process may have claimed it meanwhile
+                    write_run_config(run, config)
+                    after()
+        yield held
+
+
+def train_in_turn(
+    config: dict[str, Any],
+    train: Callable[[int, Progress], None],
+    watch: Callable[[int, History], None] = lambda _, __: None,
+) -> None:
+    """Train split after split under one bar.
+
+    Args:
+        config: Of the run.
+        train: Trains a split, or finds it trained; calls what it is given as :meth:`Member.train` does.
+        watch: Called with each split and its epochs so far.
+    """
+    todo, epochs = splits_to_train(config), config["max_epochs"]
+    with progress_bar("train", len(todo) * epochs, "epoch", shown=process_rank() == 0) as bar:
+        for number, split in enumerate(todo):
+
+            def progress(history: History, start: int = number * epochs, split: int = split) -> None:
+                bar.update(start + len(history) - bar.n)
+                bar.set_description(f"split {split}")
+                if history:
+                    _, metric = list(history[-1].values())[:2]  # after the epoch's number
+                    bar.set_postfix(validation=round(metric, 3))
+                watch(split, history)
+
+            train(split, progress)

@@ -1,6 +1,5 @@
 """The main job: prepare every exam once, train the splits, ensemble, set the threshold, score the tests, report."""
 
-import contextlib
 import json
 import logging
 from collections.abc import Iterable, Sequence
@@ -15,24 +14,26 @@ from scipy.special import expit
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from mri_alm.alm.processes import first_process_first, process_rank, world_size
-from mri_alm.bundle.config import member_parser, refuse_other_settings, running_config, user_errors, write_run_config
-from mri_alm.bundle.trained_run import SCORE_COLUMNS, Ensemble, load_member, score_rows
+from mri_alm.bundle.config import running_config, user_errors
+from mri_alm.bundle.run_folder import RunFolder, SplitFolder
+from mri_alm.bundle.trained_run import SCORE_COLUMNS, Ensemble, score_rows
 from mri_alm.bundle.transforms import for_each_study
 from mri_alm.cohort.manifest import Cohort
 from mri_alm.errors import InputError
 from mri_alm.evaluation.analysis import evaluate
+from mri_alm.evaluation.performance import decision_counts, ranking_figures
 from mri_alm.evaluation.report import write_html_report
 from mri_alm.imaging.pictures import study_thumbnail
-from mri_alm.metrics.ranking import FALSE_NEGATIVES, TRUE_POSITIVE_RATES, FprRule, auc, fpr_at_fn, fpr_at_tpr
+from mri_alm.metrics.ranking import FprRule, auc
 from mri_alm.metrics.threshold import certificate_in_words, fixed_fn_threshold, one_score_per_patient
 from mri_alm.phantom.cohort import make_cohort
-from mri_alm.runtime.atomic import private_files, sweep
-from mri_alm.runtime.files import sha256, write_json
+from mri_alm.runtime.atomic import private_files
+from mri_alm.runtime.files import read_json, sha256, write_json
 from mri_alm.runtime.locks import exclusive_lock
 from mri_alm.runtime.progress import progress_bar
 from mri_alm.runtime.tables import read_table, write_csv
 from mri_alm.runtime.tasks import Pool, TaskResult, run_tasks
-from mri_alm.training.member import SplitTraining
+from mri_alm.training.member import Member, SplitTraining, claimed, splits_to_train, train_in_turn
 from mri_alm.training.tracking import MlflowRun, check_tracking, tracking
 
 logger = logging.getLogger("mri_alm")
@@ -78,7 +79,7 @@ class TrainingRun:
     def __init__(
         self, config: dict[str, Any], folder: Path, *, threads: int, max_fn: int, fpr_rule: FprRule, pool: Pool
     ) -> None:
-        self.config, self.folder, self.threads, self.max_fn = config, folder, threads, max_fn
+        self.config, self.folder, self.threads, self.max_fn = config, RunFolder(folder), threads, max_fn
         self.fpr_rule, self.pool = fpr_rule, pool
         if world_size() > 1 and (pool.workers > 1 or pool.backend != "loky"):
             raise InputError("torchrun trains one model in all its processes: leave out --workers and --backend.")
@@ -90,28 +91,14 @@ class TrainingRun:
                 f"Cannot allow {max_fn} false negatives: {len(self.held_out)} positive patients are held out by the "
                 f"{config['splits']} splits, so --max_fn must be between 0 and {len(self.held_out) - 1}."
             )
-        self.splits = SplitTraining(config, folder, self.cohort)
-        parser = member_parser(config, 0, self.cohort)
-        for part in (
-            "objective_def",
-            "optimizer",
-            "epoch_end::selection",
-            "train::stratified",
-            "inferer",
-        ):  # wrong values are refused before hours of work and the claim
-            parser.get_parsed_content(part)
+        self.splits = SplitTraining(config, self.folder, self.cohort)
+        Member(config, 0, self.cohort).check("train::stratified")
 
     def run(self) -> None:
         """All of it; the last lines say where everything lies. All processes train; the first one does the rest."""
-        with contextlib.ExitStack() as held:
-            with first_process_first():
-                if process_rank() == 0:
-                    for split in self._todo():  # other splits may be trained by other processes meanwhile
-                        held.enter_context(exclusive_lock(self.folder / f".split_{split}.lock"))
-                        sweep(self.folder / f"split_{split}")
-                    self._set_up()
+        with claimed(self.folder, self.config, before=self._set_up, after=self._write_splits) as held:
             if process_rank() > 0:
-                self._train(None)
+                train_in_turn(self.config, self.splits)
                 return
             tracker = held.enter_context(tracking(self.config, self.folder))
             self._train(tracker)
@@ -121,26 +108,16 @@ class TrainingRun:
                 if tracker:
                     tracker.wait()
                 return
-            with exclusive_lock(self.folder / ".lock", wait=True):
+            with exclusive_lock(self.folder.lock, wait=True):
                 self._ensemble()
             if tracker:
                 tracker.finish(self.config["splits"])
 
-    def _todo(self) -> Sequence[int]:
-        """The splits that this process trains."""
-        return range(self.config["splits"]) if self.config["only_split"] is None else [self.config["only_split"]]
-
     def _set_up(self) -> None:
         logger.info("Held out: %s", certificate_in_words(len(self.held_out)))
-        refuse_other_settings(self.folder, self.config)
         for split in range(self.config["splits"]):
             self.splits.finished(split)  # a folder of another cohort is refused before anything is written
         self._prepare()  # before the claim: the way to leave out a study that fails is another setting
-        with exclusive_lock(self.folder / ".lock", wait=True):
-            sweep(self.folder)
-            refuse_other_settings(self.folder, self.config)  # another process may have claimed it meanwhile
-            write_run_config(self.folder, self.config)
-            self._write_splits()
 
     def _write_splits(self) -> None:
         sides = [{s.study: "validation" for s in held_out} for _, held_out in self.cohort.splits]
@@ -150,13 +127,11 @@ class TrainingRun:
             | {column: side.get(s.study, "training") for column, side in zip(columns, sides, strict=True)}
             for s in self.cohort.train
         ]
-        write_csv(self.folder / "splits.csv", ["study", "patient", "label", *columns], rows)
+        write_csv(self.folder.splits, ["study", "patient", "label", *columns], rows)
 
     def _prepare(self) -> None:
         """Load and register every exam once, into the cache that all splits and epochs read."""
-        parser = member_parser(self.config, 0, self.cohort)
-        parser["part"] = "all"
-        cached = parser.get_parsed_content("prepared")
+        cached = Member(self.config, 0, self.cohort).prepared("all")
         numbered = [{"study": item["study"], "number": number} for number, item in enumerate(cached.data)]
         _, errors = for_each_study(
             lambda item: cached[item["number"]] and None, numbered, threads=self.threads, title="prepare"
@@ -170,68 +145,54 @@ class TrainingRun:
             )
 
     def _train(self, tracker: MlflowRun | None) -> None:
-        todo = self._todo()
-        epochs = self.config["max_epochs"]
-        with progress_bar("train", len(todo) * epochs, "epoch", shown=process_rank() == 0) as bar:
-            if self.pool.workers > 1 or self.pool.backend != "loky":
-                self._train_as_tasks(todo, bar, tracker)
-                return
-            for number, split in enumerate(todo):
+        if self.pool.workers > 1 or self.pool.backend != "loky":
+            self._train_as_tasks(tracker)
+        else:
+            train_in_turn(self.config, self.splits, tracker.epochs if tracker else lambda _, __: None)
 
-                def progress(history: list[dict[str, float]], start: int = number * epochs, split: int = split) -> None:
-                    bar.update(start + len(history) - bar.n)
-                    bar.set_description(f"split {split}")
-                    if history:
-                        bar.set_postfix(auc=round(history[-1]["val_auc"], 3))
-                    if tracker:
-                        tracker.epochs(split, history)
-
-                self.splits(split, progress)
-
-    def _train_as_tasks(self, todo: Sequence[int], bar: Any, tracker: MlflowRun | None) -> None:
+    def _train_as_tasks(self, tracker: MlflowRun | None) -> None:
+        todo, epochs = splits_to_train(self.config), self.config["max_epochs"]
         failed: list[TaskResult] = []
-        for outcome in run_tasks(self.splits, todo, self.pool):
-            bar.update(self.config["max_epochs"])
-            if outcome.error:
-                logger.error("Split %s failed: %s", outcome.item, outcome.error)
-                failed.append(outcome)
-            elif tracker:
-                tracker.epochs(outcome.item, self.splits.record(outcome.item)["epochs"])
+        with progress_bar("train", len(todo) * epochs, "epoch") as bar:
+            for outcome in run_tasks(self.splits, todo, self.pool):
+                bar.update(epochs)
+                if outcome.error:
+                    logger.error("Split %s failed: %s", outcome.item, outcome.error)
+                    failed.append(outcome)
+                elif tracker:
+                    tracker.epochs(outcome.item, self.splits.record(outcome.item)["epochs"])
         for outcome in sorted(failed, key=lambda one: not one.trace):  # a bug shows its traceback
             outcome.get()
 
     def _ensemble(self) -> None:
-        splits = range(self.config["splits"])
-        names = [f"split_{k}" for k in splits]
-        point = fixed_fn_threshold(*self._held_out(names), self.max_fn, source="pooled")
-        digests = {name: sha256(self.folder / name / "model.pt") for name in names}
-        write_json(self.folder / "threshold.json", point.to_json() | {"checkpoints": digests})
-        best = [self.splits.record(split)["best"]["auc"] for split in splits]
+        splits = [self.folder.split(k) for k in range(self.config["splits"])]
+        point = fixed_fn_threshold(*self._held_out(splits), self.max_fn, source="pooled")
+        digests = {split.name: sha256(split.model) for split in splits}
+        write_json(self.folder.threshold, point.to_json() | {"checkpoints": digests})
+        best = [read_json(split.record)["best"]["auc"] for split in splits]
         metrics: dict[str, Any] = {"validation_auc": spread(best)}
         if self.cohort.test:
-            parser = member_parser(self.config, 0, self.cohort)
-            members = [
-                load_member(parser.get_parsed_content("network_def"), self.folder / n / "model.pt") for n in names
-            ]
-            studies, logits = self.splits.predict(Ensemble(members), parser, "test")
-            prepared = parser.get_parsed_content("prepared")
-            warnings = {item["study"]: " | ".join(json.loads(item["report"])["warnings"]) for item in prepared}
+            member = Member(self.config, 0, self.cohort)
+            members = [member.network(split.model, "network_def") for split in splits]
+            studies, logits = member.predict(Ensemble(members), "test")
+            prepared = member.prepared("test")
+            warnings = {item["study"]: " | ".join(item["report"]["warnings"]) for item in prepared}
             rows = score_rows(studies, logits, point, warnings)
-            write_csv(self.folder / "scores.csv", SCORE_COLUMNS, rows)
+            write_csv(self.folder.scores, SCORE_COLUMNS, rows)
             labels = np.array([study.label for study in self.cohort.test])
             metrics["test"] = test_metrics(
                 labels, logits, np.array([row["dce_needed"] for row in rows]), fpr_rule=self.fpr_rule
             )
-        write_json(self.folder / "metrics.json", metrics)
+        write_json(self.folder.metrics, metrics)
         if self.cohort.test:
-            write_run_report(self.folder, self.cohort.manifest, prepared)
-        logger.info("%s", closing_text(self.folder, metrics, point, len(names)))
+            self._report(prepared)
+        logger.info("%s", closing_text(self.folder, metrics, point, len(splits)))
 
-    def _held_out(self, names: list[str]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def _held_out(self, splits: Sequence[SplitFolder]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Labels and scores of the training patients, each exam scored by the members that were not trained on it."""
         logits: dict[str, list[float]] = {}
-        for name in names:
-            for row in read_table(self.folder / name / "validation.csv", ("study", "logit")):
+        for split in splits:
+            for row in read_table(split.held_out, ("study", "logit")):
                 logits.setdefault(row["study"], []).append(float(row["logit"]))
         studies = [study for study in self.cohort.train if study.study in logits]
         means = np.array([np.mean(logits[study.study]) for study in studies])
@@ -240,35 +201,36 @@ class TrainingRun:
             {"study": s.study, "label": s.label, "logit": float(m), "members": len(logits[s.study])}
             for s, m in zip(studies, means, strict=True)
         ]
-        write_csv(self.folder / "heldout.csv", ["study", "label", "logit", "members"], rows)
+        write_csv(self.folder.held_out, ["study", "label", "logit", "members"], rows)
         return one_score_per_patient([study.patient for study in studies], labels, expit(means))
+
+    def _report(self, prepared: Iterable[dict[str, Any]]) -> None:
+        """``report.html``, as ``pipelines/evaluate.py`` writes it from the run's scores."""
+        pictures = {item["study"]: study_thumbnail(item["image"].numpy()) for item in prepared}
+        name, scores = self.folder.path.name, self.folder.scores
+        evaluation = evaluate({name: scores}, self.cohort.manifest, run=self.folder.path, pictures=lambda _: pictures)
+        write_html_report(self.folder.report, evaluation)
 
 
 def test_metrics(
     labels: NDArray[np.int64], logits: NDArray[np.float64], needed: NDArray[np.int64], *, fpr_rule: FprRule
 ) -> dict[str, Any]:
     """Figures of the test cohort; FPR at k FN takes its threshold from the test labels, as in the paper."""
-    mean = logits.mean(1)
-    members = [auc(labels, column) for column in logits.T]
-    positive = labels == 1
+    figures = ranking_figures(labels, logits.mean(1), tpr_rule=fpr_rule)
     return {
-        "positives": int(positive.sum()),
-        "negatives": int((~positive).sum()),
-        "ensemble_auc": auc(labels, mean),
-        "member_auc": spread(members),
-        "fpr_at_fn": {str(k): fpr_at_fn(labels, mean, k) for k in FALSE_NEGATIVES if k < positive.sum()},
-        "fpr_at_tpr": {str(tpr): fpr_at_tpr(labels, mean, tpr / 100, rule=fpr_rule) for tpr in TRUE_POSITIVE_RATES},
-        "at_threshold": {
-            "false_negatives": int((positive & (needed == 0)).sum()),
-            "false_positives": int((~positive & (needed == 1)).sum()),
-            "spared": int((needed == 0).sum()),
-        },
+        "positives": int((labels == 1).sum()),
+        "negatives": int((labels == 0).sum()),
+        "ensemble_auc": figures.auc,
+        "member_auc": spread([auc(labels, column) for column in logits.T]),
+        "fpr_at_fn": {str(k): value for k, value in figures.fpr_at_fn.items()},
+        "fpr_at_tpr": {str(tpr): value for tpr, value in figures.fpr_at_tpr.items()},
+        "at_threshold": vars(decision_counts(labels, needed)),
     }
 
 
-def closing_text(folder: Path, metrics: dict[str, Any], point: Any, members: int) -> str:
+def closing_text(run: RunFolder, metrics: dict[str, Any], point: Any, members: int) -> str:
     """The closing text: the paper's Table 3 row, the operating point and what it rests on, where the files are."""
-    lines = [f"Ensemble of {members} models in {folder}", ""]
+    lines = [f"Ensemble of {members} models in {run.path}", ""]
     if test := metrics.get("test"):
         columns = [(f"FPR @{k} FN", f"{100 * value:.1f} %") for k, value in test["fpr_at_fn"].items()]
         mean, sd = test["member_auc"]["mean"], test["member_auc"]["sd"]
@@ -289,29 +251,14 @@ def closing_text(folder: Path, metrics: dict[str, Any], point: Any, members: int
             f"  On the test cohort it misses {at['false_negatives']} of {test['positives']}, spares {at['spared']} of "
             f"{test['positives'] + test['negatives']} the contrast, asks for it needlessly in {at['false_positives']}."
         ]
-    lines += ["", f"Score new exams: python pipelines/score.py --model {folder} --input DICOM_FOLDER --output OUT"]
-    files = "threshold.json, metrics.json, heldout.csv, splits.csv, config.json" + (", scores.csv" if test else "")
+    lines += ["", f"Score new exams: python pipelines/score.py --model {run.path} --input DICOM_FOLDER --output OUT"]
+    written = [run.threshold, run.metrics, run.held_out, run.splits, run.config, *([run.scores] if test else [])]
+    files = ", ".join(path.name for path in written)
     lines.append(f"Written: {files}; per split model.pt, split.json and TensorBoard events.")
-    return "\n".join([*lines, *([f"Open in a browser: {folder / 'report.html'}"] if test else [])])
+    return "\n".join([*lines, *([f"Open in a browser: {run.report}"] if test else [])])
 
 
 def spread(values: list[float]) -> dict[str, Any]:
     """Mean and standard deviation over the members, and each value."""
     sd = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
     return {"mean": float(np.mean(values)), "sd": sd, "members": values}
-
-
-def write_run_report(folder: Path, manifest: Path, prepared: Iterable[dict[str, Any]]) -> None:
-    """Write ``report.html`` of a finished run, as ``pipelines/evaluate.py`` does with its scores.csv.
-
-    Args:
-        folder: Run folder, with everything else written.
-        manifest: The cohort's.
-        prepared: Items of the test exams, with study and image.
-
-    Raises:
-        InputError: If a file cannot be read or written.
-    """
-    pictures = {item["study"]: study_thumbnail(item["image"].numpy()) for item in prepared}
-    evaluation = evaluate({folder.name: folder / "scores.csv"}, manifest, run=folder, pictures=lambda _: pictures)
-    write_html_report(folder / "report.html", evaluation)

@@ -1,26 +1,25 @@
 """A run recorded in MLflow (setting ``tracking``): settings, curves, report and models under one parent run."""
 
 import contextlib
-import json
 import logging
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from mri_alm.bundle.run_folder import RunFolder
 from mri_alm.bundle.settings import FREE_SETTINGS, PRIVATE_SETTINGS
 from mri_alm.errors import InputError
-from mri_alm.runtime.files import write_json
+from mri_alm.runtime.files import read_json, write_json
 
 logger = logging.getLogger("mri_alm")
 
 EXPERIMENT = "mri-alm"
-ARTIFACTS = ("report.html", "metrics.json", "threshold.json")
 
 
 @contextlib.contextmanager
-def tracking(config: Mapping[str, Any], folder: Path) -> Iterator["MlflowRun | None"]:
+def tracking(config: Mapping[str, Any], folder: RunFolder) -> Iterator["MlflowRun | None"]:
     """What the settings ``tracking`` and ``tracking_uri`` ask for; None when they ask for nothing.
 
     Args:
@@ -69,17 +68,17 @@ class MlflowRun:
             folder.
     """
 
-    def __init__(self, folder: Path, uri: str | None = None) -> None:
+    def __init__(self, folder: RunFolder, uri: str | None = None) -> None:
         uri = uri or os.environ.get("MLFLOW_TRACKING_URI")
         self.folder, self.local = folder, uri is None
-        self.client = _mlflow().MlflowClient(uri or f"sqlite:///{(folder / 'mlflow.db').resolve()}")
-        self.ids = _read(folder / "mlflow.json")
+        self.client = _mlflow().MlflowClient(uri or f"sqlite:///{folder.mlflow_store.resolve()}")
+        self.ids = read_json(folder.mlflow_ids) if folder.mlflow_ids.is_file() else {}
         self.steps: dict[str, int] = {}
         self._failed = False
         self._experiment = self._find_experiment()
         if self.local:
-            (folder / "mlflow.db").chmod(0o600)
-        self.parent = self._run("parent", folder.name)
+            folder.mlflow_store.chmod(0o600)
+        self.parent = self._run("parent", folder.path.name)
         self._log_settings()
 
     def epochs(self, split: int, history: Sequence[Mapping[str, float]]) -> None:
@@ -110,7 +109,7 @@ class MlflowRun:
     def _log_epochs(self, split: int, history: Sequence[Mapping[str, float]]) -> None:
         from mlflow.entities import Metric
 
-        name = f"split_{split}"
+        name = self.folder.split(split).name
         run = self._run(name, name, {"mlflow.parentRunId": self.parent})
         if name not in self.steps:
             logged = self.client.get_metric_history(run, "epoch")
@@ -128,17 +127,17 @@ class MlflowRun:
         Args:
             splits: Members of the ensemble.
         """
-        for name, value in _numbers(_read(self.folder / "metrics.json")):
+        for name, value in _numbers(read_json(self.folder.metrics)):
             self.client.log_metric(self.parent, name, value)
-        for name in ARTIFACTS:
-            if (self.folder / name).is_file():
-                self.client.log_artifact(self.parent, str(self.folder / name))
-        for split in range(splits):
-            record = _read(self.folder / f"split_{split}" / "split.json")
-            self._log_epochs(split, record["epochs"])
-            run = self.ids[f"split_{split}"]
-            self.client.set_tag(run, "best_epoch", record["best"]["epoch"])
-            self.client.log_artifact(run, str(self.folder / f"split_{split}" / "model.pt"))
+        for path in (self.folder.report, self.folder.metrics, self.folder.threshold):
+            if path.is_file():
+                self.client.log_artifact(self.parent, str(path))
+        for number in range(splits):
+            split = self.folder.split(number)
+            record = read_json(split.record)
+            self._log_epochs(number, record["epochs"])
+            self.client.set_tag(self.ids[split.name], "best_epoch", record["best"]["epoch"])
+            self.client.log_artifact(self.ids[split.name], str(split.model))
         self.end("FINISHED")
 
     def wait(self) -> None:
@@ -159,8 +158,8 @@ class MlflowRun:
             return str(found.experiment_id)
         place = None
         if self.local:
-            (self.folder / "mlflow_artifacts").mkdir(mode=0o700, exist_ok=True)
-            place = (self.folder / "mlflow_artifacts").resolve().as_uri()
+            self.folder.mlflow_artifacts.mkdir(mode=0o700, exist_ok=True)
+            place = self.folder.mlflow_artifacts.resolve().as_uri()
         return str(self.client.create_experiment(EXPERIMENT, artifact_location=place))
 
     def _run(self, key: str, name: str, tags: Mapping[str, str] | None = None) -> str:
@@ -172,7 +171,7 @@ class MlflowRun:
         else:
             run = self.client.create_run(self._experiment, tags=dict(tags or {}), run_name=name)
             self.ids[key] = run.info.run_id
-            write_json(self.folder / "mlflow.json", self.ids)
+            write_json(self.folder.mlflow_ids, self.ids)
         return str(self.ids[key])
 
     def _exists(self, run: str) -> bool:
@@ -185,7 +184,7 @@ class MlflowRun:
 
     def _log_settings(self) -> None:
         """Settings as parameters, which MLflow never changes; those that may change between two starts as tags."""
-        record = _read(self.folder / "config.json")
+        record = self.folder.record
         known = self.client.get_run(self.parent).data.params
         for name, value in record["settings"].items():
             if name in FREE_SETTINGS and name not in PRIVATE_SETTINGS:
@@ -208,10 +207,6 @@ def _mlflow() -> Any:
     return mlflow
 
 
-def _read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text("utf-8")) if path.is_file() else {}
-
-
 def _numbers(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
     """All numbers of nested objects, with the names of their places."""
     for name, value in content.items():
@@ -222,6 +217,4 @@ def _numbers(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 def _now() -> int:
-    import time
-
     return int(time.time() * 1000)

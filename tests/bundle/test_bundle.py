@@ -14,6 +14,7 @@ from small_cohort import command, train
 
 from mri_alm.bundle.checkpoints import load_tensors
 from mri_alm.bundle.config import refuse_other_settings, running_config, user_errors
+from mri_alm.bundle.run_folder import RunFolder
 from mri_alm.errors import InputError, StudyError
 
 SEVERAL = {"splits": 2, "max_epochs": 4}
@@ -123,5 +124,5 @@ def test_running_config_is_for_expressions_of_a_config_only() -> None:
 
 
 def test_an_empty_folder_is_no_other_run(tmp_path: Path) -> None:
-    refuse_other_settings(tmp_path, {"delta": 1})
+    refuse_other_settings(RunFolder(tmp_path), {"delta": 1})
     assert list(tmp_path.iterdir()) == []

@@ -23,7 +23,11 @@ META = json.loads((CONFIGS / "metadata.json").read_text())
 LOSSES = sorted(json.loads((CONFIGS / "parts" / "losses.json").read_text()))
 
 
-OVERLAYS = {"multi_gpu.json": "prostate_alm.json"}  # given after another config, whose keys they replace
+OVERLAYS = {  # given after another config, whose keys they replace
+    "multi_gpu.json": "prostate_alm.json",
+    "cifar100_binary.json": "cifar10_binary.json",
+    "cifar100_longtail.json": "cifar10_longtail.json",
+}
 
 
 def resolved(entry: Path) -> dict[str, Any]:
@@ -162,8 +166,8 @@ def workflow_network(settings: dict[str, Any]) -> torch.nn.Module:
         ({"threads": 0}, "threads must be a whole number from 1 to 1024, got 0."),
         ({"max_fn": -1}, "max_fn must be a whole number from 0 to 1000000, got -1."),
         ({"only_split": 3}, "only_split must be a whole number below splits = 3, got 3."),
-        ({"only_split": -1}, "only_split must be a whole number below splits = 3, got -1."),
-        ({"only_split": False}, "only_split must be a whole number below splits = 3, got False."),
+        ({"only_split": -1}, "only_split must be a whole number from 0 to 999, got -1."),
+        ({"only_split": False}, "only_split must be a whole number from 0 to 999, got False."),
         ({"delta": -0.5}, "delta must be a number, 0 or more, got -0.5."),
         ({"delta": "half"}, "delta must be a number, 0 or more, got half."),
         ({"learning_rate": -1}, "learning_rate must be a number, 0 or more, got -1."),

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from monai.data import MetaTensor, PersistentDataset, pickle_hashing
 from monai.data.utils import json_hashing
 
-from mri_alm.bundle.transforms import LoadProstateStudyd, RegisterDiffusiond, to_metatensor, to_sitk
+from mri_alm.bundle.transforms import LoadRegisteredExamd, collate, to_metatensor, to_sitk
 from mri_alm.errors import StudyError
 from mri_alm.imaging.diffusion import fit_adc
-from mri_alm.imaging.exam import onto_grid
+from mri_alm.imaging.exam import load_images, onto_grid
 from mri_alm.imaging.registration import Registration, common_grid
 from mri_alm.phantom.dicom import write_dicom_study
 from mri_alm.phantom.study import PhantomStudy, make_study
@@ -47,8 +47,8 @@ def dicom(study: PhantomStudy, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def load(**paths: Any) -> dict[Any, Any]:
-    item: dict[Any, Any] = {"study": "S1"} | paths
-    return LoadProstateStudyd()(item)
+    images, facts = load_images(paths)
+    return {name: to_metatensor(image) for name, image in images.items()} | {"report": facts}
 
 
 def same_places(found: MetaTensor, image: sitk.Image, tolerance_mm: float = 1e-3) -> None:
@@ -104,15 +104,14 @@ def test_files_load_where_they_lie(study: PhantomStudy, files: dict[str, str], e
     item = load(**{name: files[f"{name}.{ending}"] for name in ("t2", "adc", "hbv")})
     for name in ("t2", "adc", "hbv"):
         same_places(item[name], getattr(study, name), 1e-2 if ending == "nii.gz" else 1e-6)
-    assert json.loads(item["report"]) == {"warnings": [], "adc_source": "given"}
-    assert item["study"] == "S1"
+    assert item["report"] == {"warnings": [], "adc_source": "given"}
 
 
 def test_dicom_study_loads_the_same_exam(study: PhantomStudy, dicom: Path) -> None:
     item = load(dicom=str(dicom))
     for name in ("t2", "adc", "hbv"):
         same_places(item[name], getattr(study, name), 0.05)
-    report = json.loads(item["report"])
+    report = item["report"]
     assert report["files_seen"] == sum(1 for path in dicom.rglob("*") if path.is_file())
     assert isinstance(report["warnings"], list)
 
@@ -129,7 +128,7 @@ def test_a_multi_b_folder_gives_a_fitted_adc_and_its_highest_b(study: PhantomStu
     item = load(t2=folder["t2_tse_tra"], dwi=folder["ep2d_diff_tra"])
     same_places(item["hbv"], study.dwi[max(study.dwi)], 0.05)
     same_places(item["adc"], fit_adc(study.dwi), 0.05)
-    report = json.loads(item["report"])
+    report = item["report"]
     listed = ", ".join(f"{b:g}" for b in sorted(study.dwi))
     assert (report["b_values"], report["adc_source"]) == (sorted(study.dwi), f"fitted over b = {listed}")
     with pytest.raises(StudyError, match=r"Column hbv: the series holds 3 b-values; use column dwi\."):
@@ -154,7 +153,7 @@ def test_4d_diffusion_with_its_table_of_b_values(
     item = load(t2=files["t2.mha"], dwi=write_4d(tmp_path / name, images, table))
     same_places(item["hbv"], study.dwi[values[2]], 1e-2)
     same_places(item["adc"], fit_adc(study.dwi), 1e-2)
-    assert json.loads(item["report"])["b_values"] == values
+    assert item["report"]["b_values"] == values
 
 
 def test_4d_directions_are_averaged_geometrically(files: dict[str, str], tmp_path: Path) -> None:
@@ -167,7 +166,7 @@ def test_4d_directions_are_averaged_geometrically(files: dict[str, str], tmp_pat
         volumes[-1].SetSpacing((2.0, 2.0, 3.0))
     item = load(t2=files["t2.mha"], dwi=write_4d(tmp_path / "dwi.nii", volumes, " ".join(map(str, table))))
     np.testing.assert_allclose(item["adc"].numpy(), rates.mean(), rtol=1e-3)
-    report = json.loads(item["report"])
+    report = item["report"]
     assert (report["adc_source"], report["warnings"]) == ("fitted over b = 0, 800", [])
 
 
@@ -175,7 +174,7 @@ def test_a_fit_over_close_b_values_is_warned_of_for_4d_too(
     study: PhantomStudy, files: dict[str, str], tmp_path: Path
 ) -> None:
     images = [sitk.Cast(study.dwi[b], sitk.sitkFloat32) for b in sorted(study.dwi)[:2]]
-    report = json.loads(load(t2=files["t2.mha"], dwi=write_4d(tmp_path / "dwi.nii", images, "100 400"))["report"])
+    report = load(t2=files["t2.mha"], dwi=write_4d(tmp_path / "dwi.nii", images, "100 400"))["report"]
     assert report["warnings"] == ["ADC fitted over a span of 300 s/mm2 only; 400 or more is advised."]
 
 
@@ -185,7 +184,7 @@ def test_a_given_adc_wins_over_the_fit(study: PhantomStudy, files: dict[str, str
     item = load(t2=files["t2.mha"], adc=files["adc.mha"], dwi=dwi)
     same_places(item["adc"], study.adc, 1e-6)
     same_places(item["hbv"], images[-1], 1e-2)
-    assert json.loads(item["report"])["adc_source"] == "given"
+    assert item["report"]["adc_source"] == "given"
 
 
 @pytest.mark.parametrize("factor", [1.0, 1e-3, 1e-6])
@@ -251,16 +250,23 @@ def test_a_folder_with_two_studies(study: PhantomStudy, dicom: Path, tmp_path: P
 
 def images(study: PhantomStudy) -> dict[Any, Any]:
     found = {name: to_metatensor(getattr(study, name)) for name in ("t2", "adc", "hbv")}
-    return found | {"report": json.dumps({"warnings": []}), "label": 1.0}
+    return found | {"report": {"warnings": []}}
+
+
+def onto(item: dict[Any, Any], *, register: bool = True) -> dict[Any, Any]:
+    """Images on their own grids -> all on one of 40 x 40 x 20 voxels of 2 x 2 x 3 mm."""
+    own = {name: to_sitk(item[name]) for name in ("t2", "adc", "hbv")}
+    found, facts = onto_grid(own, item["report"], spacing=(2, 2, 3), size=(40, 40, 20), register=register)
+    return {name: to_metatensor(image) for name, image in found.items()} | {"report": facts}
 
 
 @pytest.fixture(scope="module")
 def registered(study: PhantomStudy) -> dict[Any, Any]:
-    return RegisterDiffusiond((2, 2, 3), (40, 40, 20))(images(study))
+    return onto(images(study))
 
 
 def test_registration_finds_the_phantom_s_shift(study: PhantomStudy, registered: dict[Any, Any]) -> None:
-    report = json.loads(registered["report"])
+    report = registered["report"]
     assert report["registration"]["accepted"] is True
     assert report["registration"]["shift_mm"] == pytest.approx(np.linalg.norm(study.info["shift_mm"]), abs=1.5)
     assert report["registration"]["mi_after"] > report["registration"]["mi_before"]
@@ -292,25 +298,23 @@ def test_all_images_share_one_grid_about_t2_s_centre(study: PhantomStudy, regist
         assert (affine @ [19.5, 19.5, 9.5, 1])[:3] == pytest.approx(centre * LPS_TO_RAS, abs=1e-6)
     assert set(registered["valid"].unique().tolist()) <= {0.0, 1.0}
     share = registered["valid"].mean().item()
-    assert json.loads(registered["report"])["coverage"] == pytest.approx(share, abs=1e-4)
-    assert registered["label"] == 1.0
+    assert registered["report"]["coverage"] == pytest.approx(share, abs=1e-4)
 
 
 def test_without_registration_diffusion_stays_where_the_scanner_put_it(study: PhantomStudy) -> None:
-    item = RegisterDiffusiond((2, 2, 3), (40, 40, 20), register=False)(images(study))
+    item = onto(images(study), register=False)
     grid = common_grid(study.t2, spacing_mm=(2, 2, 3), size=(40, 40, 20))
     expected = sitk.Resample(sitk.Cast(study.adc, sitk.sitkFloat32), grid, sitk.Transform(), sitk.sitkLinear)
     inside = item["valid"][0].numpy() > 0
     found, expected_array = item["adc"][0].numpy(), sitk.GetArrayFromImage(expected).transpose(2, 1, 0)
     np.testing.assert_allclose(found[inside], expected_array[inside], atol=0.01)
-    assert "registration" not in json.loads(item["report"])
+    assert "registration" not in item["report"]
 
 
 def test_a_refused_registration_is_a_warning(study: PhantomStudy, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = Registration(sitk.Transform(3, sitk.sitkIdentity), False, 0.2, 0.21, 20.0, 3.0, "implausible movement")
     monkeypatch.setattr("mri_alm.imaging.exam.register_rigid", lambda *_: refused)
-    item = images(study) | {"report": json.dumps({"warnings": ["an earlier one"]})}
-    report = json.loads(RegisterDiffusiond((2, 2, 3), (40, 40, 20))(item)["report"])
+    report = onto(images(study) | {"report": {"warnings": ["an earlier one"]}})["report"]
     assert report["registration"] == {
         "accepted": False, "reason": "implausible movement", "mi_before": 0.2, "mi_after": 0.21, "shift_mm": 20.0,
         "rotation_deg": 3.0,
@@ -330,7 +334,7 @@ def test_diffusion_of_another_place_is_refused(study: PhantomStudy, register: bo
         item[name] = MetaTensor(item[name].as_tensor(), affine=affine)
     message = "Only 0% of the gland's region, 64 x 64 x 48 mm about T2's centre, has diffusion data. Do they belong"
     with pytest.raises(StudyError, match=re.escape(message)) as caught:
-        RegisterDiffusiond((2, 2, 3), (40, 40, 20), register=register)(item)
+        onto(item, register=register)
     assert caught.value.code == "no_overlap"
 
 
@@ -360,13 +364,13 @@ def test_a_field_of_view_beside_the_gland_is_refused() -> None:
     assert caught.value.code == "no_overlap"
 
 
-def test_the_cache_reads_back_without_pickles(study: PhantomStudy, tmp_path: Path) -> None:
-    place = {name: str(tmp_path / f"{name}.mha") for name in ("t2", "adc", "hbv")}
-    for name, path in place.items():
-        sitk.WriteImage(getattr(study, name), path)
+# --- The transform, the cache and batches ---------------------------------------------------------------------------
+
+
+def test_the_cache_reads_back_without_pickles(study: PhantomStudy, dicom: Path, tmp_path: Path) -> None:
     data = PersistentDataset(
-        [place | {"label": 1.0, "index": 3}],
-        [LoadProstateStudyd(), RegisterDiffusiond((4, 4, 6), (16, 16, 8), register=False)],
+        [{"dicom": str(dicom), "label": 1.0, "index": 3}],
+        [LoadRegisteredExamd((4, 4, 6), (16, 16, 8), register=False)],
         cache_dir=tmp_path / "cache",
         hash_func=json_hashing,
         hash_transform=pickle_hashing,
@@ -376,4 +380,24 @@ def test_the_cache_reads_back_without_pickles(study: PhantomStudy, tmp_path: Pat
     torch.load(file, weights_only=True)
     for name in ("t2", "adc", "hbv", "valid"):
         assert torch.equal(fresh[name], cached[name])
-    assert cached["report"] == fresh["report"]
+        assert fresh[name].shape == (1, 16, 16, 8)
+    assert cached["report"] == fresh["report"] == json.loads(json.dumps(fresh["report"]))
+    assert {"files_seen", "b_values", "coverage"} <= fresh["report"].keys()
+    assert (fresh["label"], fresh["index"]) == (1.0, 3)
+
+
+def test_an_exam_is_loaded_and_registered_about_the_point_it_names(study: PhantomStudy, files: dict[str, str]) -> None:
+    paths = {name: files[f"{name}.mha"] for name in ("t2", "adc", "hbv")}
+    x, y, z = study.info["gland_centre_mm"]
+    item = LoadRegisteredExamd((2, 2, 3), (40, 40, 20))(paths | {"crop_center_mm": f"{x} {y} {z}"})
+    assert (item["t2"].affine.numpy() @ [19.5, 19.5, 9.5, 1])[:3] == pytest.approx([-x, -y, z], abs=1e-3)
+    assert item["report"]["registration"]["accepted"] is True
+
+
+def test_batches_keep_reports_of_any_form() -> None:
+    items = [{"image": torch.zeros(1, 2), "study": "a", "report": {"warnings": ["w"]}},
+             {"image": torch.ones(1, 2), "study": "b", "report": {"b_values": [0.0, 800.0]}}]  # fmt: skip
+    batch = collate(items)
+    assert batch["report"] == [{"warnings": ["w"]}, {"b_values": [0.0, 800.0]}]
+    assert batch["image"].shape == (2, 1, 2)
+    assert batch["study"] == ["a", "b"]

@@ -14,8 +14,9 @@ from small_cifar import SETTINGS, write_cifar10
 import pipelines.benchmark as program
 from mri_alm.cifar.job import scores_to_keep
 from mri_alm.cifar.long_tail_report import to_rows, training_figures_of, write_multiclass_report
-from mri_alm.cifar.report import make_report, to_markdown, write_table_report
-from mri_alm.cifar.table import TABLES, BenchmarkTable, duration, read_results, train_missing
+from mri_alm.cifar.report import make_report, to_markdown, write_both, write_table_report
+from mri_alm.cifar.table import TABLES, BenchmarkTable, read_results
+from mri_alm.cifar.training import duration, train_missing
 from mri_alm.errors import InputError
 from mri_alm.runtime.locks import exclusive_lock
 from mri_alm.runtime.tasks import Pool
@@ -132,6 +133,7 @@ def test_settings_of_methods() -> None:
     ("key", "message"),
     [
         ("alm_bec", r'^There is no method "alm_bec"\. Did you mean "alm_bce"\?'),
+        ("_bce", r'^There is no method "_bce"\.'),
         ("published_ldam", r"^cifar10_binary_100: no published mu0 and delta for ldam\.$"),
     ],
 )
@@ -165,13 +167,13 @@ def test_missing_models_are_trained_and_only_those(
 ) -> None:
     table = BenchmarkTable(tables, "cifar10_binary_100", "tiny")
     folders = {"data": data, "runs": tmp_path / "runs", "results": tmp_path / "results"}
-    caplog.set_level(logging.INFO, "mri_alm.benchmark")
-    assert train_missing(table, table.trainings(["alm_bce"], 1), **folders, pool=Pool()) == 3
+    caplog.set_level(logging.INFO, "mri_alm.cifar")
+    assert train_missing(table, table.trainings(["alm_bce"], 1), **folders, pool=Pool()) == 0
     assert "alm_bce split 0 seed 0: best epoch 1" in caplog.text
     assert "0 models left" in caplog.text
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "results").rglob("*.json")}
     assert len(before) == 3
-    assert train_missing(table, table.trainings(["alm_bce"], 2), **folders, pool=Pool("loky", 2)) == 3
+    assert train_missing(table, table.trainings(["alm_bce"], 2), **folders, pool=Pool("loky", 2)) == 0
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
     results = read_results(table, tmp_path / "results", table.trainings(["alm_bce"], 2))
     assert len(results) == 6
@@ -179,16 +181,13 @@ def test_missing_models_are_trained_and_only_those(
     assert results["bce", 0, 0]["test"]["score"] != results["bce", 1, 0]["test"]["score"]
 
 
-def test_processes_share_the_models_of_a_table(
-    tables: Path, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_processes_share_the_models_of_a_table(tables: Path, data: Path, tmp_path: Path) -> None:
     table = BenchmarkTable(tables, "cifar10_binary_100", "tiny")
     plan = table.trainings(["bce"], 1)
     results = tmp_path / "results"
     train_here = partial(train_missing, table, plan, data=data, results=results, pool=Pool())
     with exclusive_lock(table.result(results, plan[0]).with_suffix(".lock")):
         assert train_here(runs=tmp_path / "runs") == 1
-    assert "1 models were left to other processes" in caplog.text
     assert [table.result(results, job).exists() for job in plan] == [False, True]
     second = [
         get_context("spawn").Process(target=train_here, kwargs={"runs": tmp_path / f"runs_{k}"}) for k in range(2)
@@ -264,6 +263,22 @@ def test_a_report_is_written_as_text_table_and_picture(tmp_path: Path) -> None:
     assert alm.startswith("alm_bce,ALM + BCE,2,")
 
 
+def test_a_row_whose_base_loss_is_not_complete_stands_alone(tmp_path: Path) -> None:
+    table = BenchmarkTable(TABLES, "cifar10_binary_100", "quick")
+    results = made_up(table, tmp_path, ["alm_a_fl"], 2)
+    kept = {key: content for key, content in results.items() if key != ("a_fl", 0, 1)}
+    report = make_report(table, kept, ["bce", "a_fl", "alm_a_fl"], 2, draws=20)
+    assert set(report.comparisons) == {"null"}
+    assert "Not complete: a_fl 1 of 2." in write_table_report(report, tmp_path / "out")
+    assert (tmp_path / "out" / "figure.png").exists()
+
+
+def test_rows_that_lack_columns_of_others_have_empty_cells(tmp_path: Path) -> None:
+    write_both(tmp_path, "page\n", [{"a": 1}, {"a": 2, "b": 3}])
+    assert (tmp_path / "table.csv").read_text() == "a,b\n1,\n2,3\n"
+    assert (tmp_path / "table.md").read_text() == "page\n"
+
+
 def test_protocols_and_settings_are_not_mixed(tmp_path: Path) -> None:
     table = BenchmarkTable(TABLES, "cifar10_binary_100", "quick")
     made_up(table, tmp_path, ["alm_bce"], 1)
@@ -316,7 +331,8 @@ def test_a_long_tailed_table(tmp_path: Path) -> None:
             rng = np.random.default_rng([split, seed])
             logits = rng.normal(size=(100, 5)) + strength * np.eye(5)[label]
             results[key, seed, split] = {"test": scores_to_keep(logits, label, [4])}
-    rows = to_rows(table, results, ["ce", "alm1_ce", "fl"], 3)
+    methods = [table.method(key) for key in ("ce", "alm1_ce")]
+    rows = to_rows(table, results, methods, 3)
     assert [row["method"] for row in rows] == ["ce", "alm1_ce", "null"]
     accuracy = [
         np.array([training_figures_of(results[k, 0, s]["test"])[2] for s in range(3)]) for k in ("ce", "alm1_ce")
@@ -326,13 +342,14 @@ def test_a_long_tailed_table(tmp_path: Path) -> None:
     ends = [rows[1][f"overall accuracy, difference{end}"] for end in (" low", " high")]
     np.testing.assert_allclose(ends, t.interval(0.95, 2, gain.mean(), sem(gain)))
     assert rows[1]["overall accuracy, paper"] == 70.90
-    text = write_multiclass_report(rows, table, tmp_path)
+    text = write_multiclass_report(table, results, ["ce", "alm1_ce", "fl"], 3, tmp_path)
     assert f"| ALM 1 + CE | {rows[1]['error @ 80 % TPR']:.1f} ± " in text
     assert "| null: ce, other seeds | " in text
+    assert text.endswith("\n\nNot complete: fl 0 of 3.\n")
     assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
     assert (tmp_path / "table.md").read_text() == text
     assert (tmp_path / "table.csv").read_text().startswith("method,name,models,error @ 80 % TPR,")
-    one = write_multiclass_report(to_rows(table, results, ["ce", "alm1_ce"], 1), table, tmp_path)
+    one = write_multiclass_report(table, results, ["ce", "alm1_ce"], 1, tmp_path)
     assert "one training each" in one
     assert "nan" not in one
     assert f"| {accuracy[1][0]:.1f} | 70.9 | {accuracy[1][0] - 70.9:+.1f} | {gain[0]:+.1f} |" in one
@@ -340,5 +357,5 @@ def test_a_long_tailed_table(tmp_path: Path) -> None:
 
 def test_a_long_tailed_table_without_its_baseline_is_refused() -> None:
     table = BenchmarkTable(TABLES, "cifar10_longtail_100", "quick")
-    with pytest.raises(InputError, match=r"^cifar10_longtail_100: ce does not have all 3 models\. Train it first\.$"):
-        to_rows(table, {}, ["ce"], 3)
+    with pytest.raises(InputError, match=r"^cifar10_longtail_100: ce has 0 of 3 models\. Train it first\.$"):
+        write_multiclass_report(table, {}, ["ce"], 3, Path("unused"))

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from locking import holder
-from small_cifar import workflow, write_cifar10, write_cifar100
+from monai.bundle import ConfigWorkflow
+from small_cifar import SETTINGS, write_cifar10, write_cifar100
 
 from mri_alm.bundle.checkpoints import load_tensors
 from mri_alm.cifar.job import brief, scores_to_keep
@@ -18,6 +19,20 @@ from mri_alm.training.engine import EpochEnd
 
 BINARY_LOSSES = sorted(json.loads((Path(__file__).parents[2] / "configs/parts/losses.json").read_text()))
 LOSSES = sorted(json.loads((Path(__file__).parents[2] / "configs/parts/losses_multiclass.json").read_text()))
+OVER = {"cifar100_binary": "cifar10_binary", "cifar100_longtail": "cifar10_longtail"}  # an overlay and what it is over
+
+
+def workflow(config: str, data: Path, run_dir: Path, **overrides: Any) -> ConfigWorkflow:
+    """A CIFAR config, initialised, at a size that trains in a second."""
+    found = ConfigWorkflow(
+        config_file=[f"configs/{name}.json" for name in (OVER.get(config), config) if name],
+        meta_file="configs/metadata.json",
+        logging_file=False,
+        workflow_type="train",
+        **SETTINGS | {"data": str(data), "run_dir": str(run_dir)} | overrides,
+    )
+    found.initialize()
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +135,12 @@ def test_every_multiclass_loss_trains_with_a_constraint(loss: str, kind: int, da
     assert content["test"]["classes"] == 6
     assert np.isfinite(content["test"]["score"]).all()
     assert content["epochs"][0]["alm_term"] > 0
+
+
+@pytest.mark.parametrize("overlay", OVER)
+def test_an_overlay_alone_is_refused_in_words(overlay: str, refusal: Any) -> None:
+    found = ConfigWorkflow(f"configs/{overlay}.json", meta_file=None, logging_file=False, workflow_type="train")
+    assert "This config only changes another one. Name both" in refusal(found.initialize)
 
 
 def test_optimiser_and_rule_are_overrides(data: Path, tmp_path: Path) -> None:

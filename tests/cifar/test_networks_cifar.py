@@ -123,7 +123,7 @@ def test_a_network_without_channels_is_refused(width: float) -> None:
     with pytest.raises(InputError, match=r"^features, blocks and outputs must be 1 or more, got \[0, 0, 0"):
         resnet10(width)
     with pytest.raises(InputError, match=r"outputs must be 1 or more, got \[8, 16, 32, 64\], 1, 0\.$"):
-        resnet10(0.125, outputs=0)
+        CifarResNet([8, 16, 32, 64], 1, outputs=0)
 
 
 def test_an_unknown_shortcut_is_refused() -> None:

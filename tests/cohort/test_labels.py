@@ -196,7 +196,9 @@ def test_rules_default_extend_and_replace(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "no readable JSON file"),
+        ("{", "is damaged (Expecting property name"),
+        ("7", "is damaged (it holds a int)"),
+        ([{"role": "t2", "reason": "x", "any": {"colour": 1}}], "rules.json: unknown condition 'colour'"),
         ({"layuot": "dicom"}, 'unknown field "layuot". Did you mean "layout"?'),
         ({"layout": "bids"}, 'unknown layout "bids"'),
         ({"files": {"t2w": "x"}}, 'unknown file role "t2w"'),
@@ -216,6 +218,11 @@ def test_rules_default_extend_and_replace(tmp_path: Path) -> None:
 def test_rules_that_cannot_be_meant(tmp_path: Path, content: object, message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         load_cohort_rules(write_text(tmp_path / "rules.json", content))
+
+
+def test_a_rules_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"absent\.json: cannot be read \(No such file or directory\)\. Give a JSON"):
+        load_cohort_rules(tmp_path / "absent.json")
 
 
 @pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "cohorts").glob("*/rules.json")), ids=str)

@@ -302,6 +302,18 @@ def test_unreadable_images_and_pointers_have_their_own_error(tmp_path: Path) -> 
     }
 
 
+def test_a_flat_picture_and_a_damaged_note_cost_no_other_file(tmp_path: Path) -> None:
+    """A screenshot that is called T2 is none, and a note that is cut short says nothing."""
+    folder = image_exam(tmp_path / "in" / "p", 0, {"t2": "axial_tse.nii.gz", "adc": "adc.nii.gz", "hbv": "hbv.nii.gz"})
+    sitk.WriteImage(sitk.GetImageFromArray(np.ones((8, 8), np.uint8)), str(folder / "screen_tse.mha"))
+    write_text(folder / "adc.json", '{"SeriesDescription": "t2_')
+    (source,) = find_sources(tmp_path / "in", CohortRules()).sources
+    assert {name: Path(path).name for name, path in source.item.items()} == {
+        "t2": "axial_tse.nii.gz", "adc": "adc.nii.gz", "hbv": "hbv.nii.gz",
+    }  # fmt: skip
+    assert source.failed == {folder / "screen_tse.mha": "a picture of two dimensions"}
+
+
 @pytest.mark.parametrize(
     ("name", "role"),
     [

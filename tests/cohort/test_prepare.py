@@ -13,19 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pydicom
 import pytest
 import SimpleITK as sitk  # noqa: N813
 from exams import GRID, SHAPE, check_invariants, dicom_exam, image_exam, prepare, write_image, write_text
-from monai.transforms import Compose
 
 import mri_alm.imaging.exam
-from mri_alm.bundle.transforms import LoadProstateStudyd, RegisterDiffusiond
+from mri_alm.bundle.transforms import LoadRegisteredExamd
 from mri_alm.cohort.manifest import Cohort, read_manifest
 from mri_alm.cohort.overview import check_cohort, dry_run, summary_text
 from mri_alm.cohort.prepare_cohort import MANIFEST_COLUMNS, Order, prepare_cohort
 from mri_alm.cohort.prepare_study import Preparation
 from mri_alm.errors import InputError, StudyError
 from mri_alm.imaging.registration import image_centre
+from mri_alm.phantom.dicom import write_dicom_study
+from mri_alm.phantom.study import make_study
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared" / "data" / "prostate"
@@ -124,7 +126,7 @@ def test_the_images_are_what_the_transforms_give(prepared: tuple[Path, Any], exp
     output, outcome = prepared
     source = next(s for s in outcome.found.sources if s.patient == "P1")
     row = next(r for r in rows_of(output) if r["study"] == source.names[-1])
-    steps = Compose([LoadProstateStudyd(), RegisterDiffusiond(GRID["spacing"], GRID["size"])])
+    steps = LoadRegisteredExamd(GRID["spacing"], GRID["size"])
     item = steps({"dicom": str(export / "patient1")})
     for name in ("t2", "adc", "hbv", "valid"):
         image = sitk.ReadImage(str(output / row[name]), sitk.sitkFloat32)
@@ -133,7 +135,7 @@ def test_the_images_are_what_the_transforms_give(prepared: tuple[Path, Any], exp
         affine = item[name].affine.numpy()
         assert image.GetOrigin() == pytest.approx((-affine[0, 3], -affine[1, 3], affine[2, 3]), abs=1e-3)
     record = record_of(output, row["study"])
-    assert record["registration"] == json.loads(item["report"])["registration"]
+    assert record["registration"] == item["report"]["registration"]
     assert row["b_values"] == "50 800"
     assert (row["hbv_b"], row["adc_source"], row["vendor"]) == ("1400.0", "scanner", "siemens")
     assert [row[f"{name}_series"] for name in ("t2", "dwi", "adc", "hbv")] == ["4", "6 7", "8", "9"]
@@ -159,7 +161,7 @@ def test_prepared_images_are_not_registered_again(prepared: tuple[Path, Any], mo
 
     monkeypatch.setattr("mri_alm.imaging.exam.register_rigid", refuse)
     study = read_manifest(prepared[0] / "manifest.csv")[0]
-    item = Compose([LoadProstateStudyd(), RegisterDiffusiond(GRID["spacing"], GRID["size"])])(study.item())
+    item = LoadRegisteredExamd(GRID["spacing"], GRID["size"])(study.item())
     for name in ("t2", "adc", "hbv", "valid"):
         stored = sitk.GetArrayFromImage(sitk.ReadImage(str(study.images[name]), sitk.sitkFloat32))
         # The same grid again: nothing is interpolated. B-spline coefficients of T2 are floating point numbers.
@@ -204,13 +206,13 @@ def test_a_hand_written_manifest_with_a_gland_is_cropped_about_it(tmp_path: Path
     image_exam(tmp_path, 0, names)
     header, cells = "study,patient,label,split," + ",".join(names), "A,A,1,train," + ",".join(names.values())
     (study,) = read_manifest(write_text(tmp_path / "manifest.csv", f"{header}\n{cells}\n"))
-    item = Compose([LoadProstateStudyd(), RegisterDiffusiond((2, 2, 3), (11, 11, 5))])(study.item())
+    item = LoadRegisteredExamd((2, 2, 3), (11, 11, 5))(study.item())
     centre = (item["t2"].affine.numpy() @ [5, 5, 2, 1])[:3] * (-1, -1, 1)
     assert centre == pytest.approx((17, 20, 9), abs=1e-4)
-    assert json.loads(item["report"])["crop_center_mm"] == [17.0, 20.0, 9.0]
+    assert item["report"]["crop_center_mm"] == [17.0, 20.0, 9.0]
     write_image(tmp_path / "gland.nii.gz", np.zeros(SHAPE))
     with pytest.raises(StudyError, match=r"The gland mask has no voxel above 0\."):
-        RegisterDiffusiond()(LoadProstateStudyd()(study.item()))
+        LoadRegisteredExamd()(study.item())
 
 
 def test_roles_set_by_hand(tmp_path: Path) -> None:
@@ -350,6 +352,31 @@ def test_only_what_changed_is_done_again(tmp_path: Path, monkeypatch: pytest.Mon
     done.clear()
     prepare(tmp_path / "in", tmp_path / "c", resume=True, rules={"size": [10, 10, 6]})  # another grid
     assert len(done) == 4
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}"])
+def test_a_damaged_record_is_made_again(tmp_path: Path, content: str) -> None:
+    dicom_exam(tmp_path / "in", 0)
+    (row,) = prepare(tmp_path / "in", tmp_path / "c").rows
+    whole = record_of(tmp_path / "c", row["study"])
+    write_text(tmp_path / "c" / row["study"] / "study.json", content)
+    again = prepare(tmp_path / "in", tmp_path / "c", resume=True)
+    assert (again.kept, again.rows) == (0, [row])
+    assert record_of(tmp_path / "c", row["study"]) == whole
+
+
+def test_series_without_a_name_are_recorded_by_the_role_they_had(tmp_path: Path) -> None:
+    """The ADC map is known by its voxels alone."""
+    write_dicom_study(make_study(3, 1, coarse=4), tmp_path / "in")
+    for file in (tmp_path / "in").rglob("*.dcm"):
+        header = pydicom.dcmread(file)
+        del header.SeriesDescription
+        header.ImageType = [word for word in header.ImageType if word != "ADC"]
+        header.save_as(file)
+    prepare_cohort(Order(tmp_path / "in", tmp_path / "c", workers=1))
+    (record,) = (json.loads(file.read_text()) for file in (tmp_path / "c").glob("*/study.json"))
+    assert {one["series"]: one["role"] for one in record["series"]}[4] == "adc"
+    assert [entry["reason"] for entry in record["files"] if entry.get("series") == 4] == ["adc"]
 
 
 def test_files_that_change_their_roles_are_prepared_again(tmp_path: Path) -> None:

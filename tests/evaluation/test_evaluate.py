@@ -20,10 +20,11 @@ from sklearn.metrics import brier_score_loss, confusion_matrix, roc_auc_score, r
 from small_cohort import read_rows
 
 from mri_alm.errors import InputError
-from mri_alm.evaluation.analysis import evaluate
+from mri_alm.evaluation.analysis import MOST_ALLOWED, evaluate, trade_off
 from mri_alm.evaluation.data import read_labelled_scores
-from mri_alm.evaluation.performance import MOST_ALLOWED, performance_of, trade_off
+from mri_alm.evaluation.performance import decision_counts, performance_of, ranking_figures
 from mri_alm.evaluation.tables import Table, latex, write_table
+from mri_alm.metrics.ranking import FprRule, fpr_at_tpr
 from mri_alm.metrics.uncertainty import bootstrap_interval, delong_test
 
 main: Callable[[list[str]], int] = runpy.run_path(str(Path(__file__).parents[2] / "pipelines" / "evaluate.py"))["main"]
@@ -68,7 +69,7 @@ def fpr_at(y: np.ndarray, s: np.ndarray, misses: int) -> float:
 
 def test_figures_equal_scikit_learn_s(files: Files, tmp_path: Path) -> None:
     assert run(files, tmp_path / "out") == 0
-    found = load(tmp_path / "out" / "metrics.json")["models"]
+    found = load(tmp_path / "out" / "evaluation.json")["models"]
     assert list(found) == ["good", "Poor & cheap"]
     for name, path in zip(found, files[1:], strict=True):
         y, s = arrays(path, files[0])
@@ -92,6 +93,24 @@ def test_figures_equal_scikit_learn_s(files: Files, tmp_path: Path) -> None:
         assert value["ece"] == pytest.approx(np.average(np.abs(rate - mean), weights=counts[counts > 0]))
 
 
+@pytest.mark.parametrize("rule", ["lowest", "interpolate", "official"])
+def test_figures_without_intervals_are_the_same(files: Files, rule: FprRule) -> None:
+    y, s = arrays(files[1], files[0])
+    found = ranking_figures(y, s, tpr_rule=rule)
+    figures = performance_of(y, s, THRESHOLD, draws=100).figures
+    assert found.auc == figures["auc"].value
+    assert found.fpr_at_tpr == {t: fpr_at_tpr(y, s, t / 100, rule=rule) for t in (98, 95, 92, 90)}
+    assert found.fpr_at_fn == {k: figures[f"fpr_at_fn_{k}"].value for k in (0, 1, 2, 5)}
+    assert rule != "lowest" or all(figures[name].value == fpr for name, fpr in found.fprs.items())
+    counts = decision_counts(y, s >= THRESHOLD)
+    (tn, fp), (fn, _) = confusion_matrix(y, s >= THRESHOLD)
+    assert (counts.false_negatives, counts.false_positives, counts.spared) == (fn, fp, tn + fn)
+
+
+def test_a_cohort_of_two_positives_has_no_figure_at_two_misses() -> None:
+    assert list(ranking_figures([1, 1, 0], [3, 2, 1]).fpr_at_fn) == [0, 1]
+
+
 def test_intervals_are_a_stratified_bootstrap_of_scikit_learn_s_figures(files: Files) -> None:
     y, s = arrays(files[1], files[0])
     found = performance_of(y, s, draws=100, seed=3).figures
@@ -113,7 +132,7 @@ def test_a_proportion_of_one_has_an_honest_interval() -> None:
 
 def test_models_are_compared_in_pairs(files: Files, tmp_path: Path) -> None:
     assert run(files, tmp_path / "out") == 0
-    (found,) = load(tmp_path / "out" / "metrics.json")["comparisons"]
+    (found,) = load(tmp_path / "out" / "evaluation.json")["comparisons"]
     (y, a), (_, b) = (arrays(path, files[0]) for path in files[1:])
     test = delong_test(y, a, b)
     assert found["delong"]["p_value"] == found["p_holm"] == test.p_value
@@ -155,7 +174,7 @@ def test_a_comparison_without_variance_is_reported_without_a_test(tmp_path: Path
 
 def test_subgroups_are_the_subsets(files: Files, tmp_path: Path) -> None:
     assert run(files, tmp_path / "out", "--group-by", "vendor", "side") == 0
-    found = load(tmp_path / "out" / "metrics.json")["subgroups"]
+    found = load(tmp_path / "out" / "evaluation.json")["subgroups"]
     assert [(g["column"], g["value"]) for g in found[::2]] == [
         ("vendor", "A"), ("vendor", "B"), ("vendor", "C"), ("side", "test"),
     ]  # fmt: skip
@@ -171,7 +190,7 @@ def test_subgroups_are_the_subsets(files: Files, tmp_path: Path) -> None:
         else:
             assert group["figures"]["auc"]["value"] == pytest.approx(roc_auc_score(y[rows], s[rows]))
             assert group["warning"] == ("only 2 positives" if group["value"] == "A" else "")
-    whole = load(tmp_path / "out" / "metrics.json")["models"]["good"]["figures"]
+    whole = load(tmp_path / "out" / "evaluation.json")["models"]["good"]["figures"]
     assert found[-2]["figures"] == whole
 
 
@@ -299,7 +318,7 @@ def test_tables_hold_the_same_numbers_as_the_json(files: Files, tmp_path: Path) 
     assert {path.name for path in (out / "tables").iterdir()} == {
         f"{n}.{e}" for n in names for e in ("csv", "json", "tex")
     }
-    models = load(out / "metrics.json")["models"]
+    models = load(out / "evaluation.json")["models"]
     rows = read_rows(out / "tables" / "metrics.csv")
     assert len(rows) == sum(len(model["figures"]) for model in models.values())
     for row in rows:
@@ -387,7 +406,7 @@ def test_the_terminal_says_what_matters(files: Files, tmp_path: Path, capsys: py
     assert f"FPR at 0 FN {100 * fpr_at(y, s, 0):.1f} (" in text
     assert "of new positives up to 22.1 % missed" in text
     assert "warning: Only 12 positives: one exam moves every figure by much" in text
-    assert f"Written: {tmp_path / 'out'}/metrics.json, tables/, report.html (open in a browser)" in text
+    assert f"Written: {tmp_path / 'out'}/evaluation.json, tables/, report.html (open in a browser)" in text
 
 
 # --- What is left out, and said -------------------------------------------------------------------------------------
@@ -431,7 +450,7 @@ def test_rows_that_need_no_score_are_left_out_with_the_reason(files: Files) -> N
 
 def test_scored_training_studies_are_a_warning(files: Files) -> None:
     change(files[0], lambda rows: rows[7].update(side="train"))
-    assert "1 of 60 evaluated studies have split = train" in evaluate({"a": files[1]}, files[0], draws=100).warnings[0]
+    assert "1 of 60 evaluated studies have side = train" in evaluate({"a": files[1]}, files[0], draws=100).warnings[0]
 
 
 def test_several_studies_of_a_patient_are_a_warning(files: Files) -> None:
@@ -571,6 +590,9 @@ def test_neither_another_model_nor_patients_trained_on_calibrate_a_run(
     report.write_text(json.dumps({"model": {"checkpoints_sha256": {"split_0": "other"}}}))
     tried = partial(evaluate, {"new": trained / "scores.csv"}, manifest, run=trained, calibration=cohort, draws=50)
     with pytest.raises(InputError, match=r"c\.csv holds scores of another model"):
+        tried()
+    report.write_text("{")
+    with pytest.raises(InputError, match=r"report\.json is damaged"):
         tried()
     report.unlink()
     with pytest.raises(InputError, match=f"^{len({row['patient'] for row in rows})} calibration patients or studies"):

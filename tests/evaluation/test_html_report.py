@@ -23,7 +23,7 @@ from small_cohort import read_rows
 
 from mri_alm.evaluation.analysis import Evaluation, evaluate
 from mri_alm.evaluation.figures import score_figure
-from mri_alm.evaluation.model_card import OPEN, checklist
+from mri_alm.evaluation.model_card import LEFT_TO_AUTHORS, checklist
 from mri_alm.evaluation.report import pictures_beside, write_evaluation
 
 SCRIPT = "<script>window.hacked=1</script>"
@@ -138,8 +138,8 @@ def test_model_card_has_versions_hashes_and_every_item(evaluation: Evaluation, s
     items = checklist(evaluation)
     assert [item["item"] for item in items if item["guide"] == "CLAIM 2024"] == [str(i) for i in range(1, 45)]
     assert [item["item"] for item in items if item["guide"] == "TRIPOD+AI 2024"] == [str(i) for i in range(1, 28)]
-    unknown = sum(item["text"] == OPEN for item in items)
-    assert text.count(OPEN) == unknown > 20
+    unknown = sum(item["text"] == LEFT_TO_AUTHORS for item in items)
+    assert text.count(LEFT_TO_AUTHORS) == unknown > 20
     assert f"{71 - unknown} of 71 items filled" in text
     assert "30 exams, 10 need DCE." in text
 
@@ -163,7 +163,7 @@ def test_without_a_run_nothing_of_training_is_claimed(evaluation: Evaluation, pa
     assert "No training run was given (--run): unknown to this report." in text
     assert "No operating point was given." in text
     assert 'id="training"' not in (tmp_path / "out" / "report.html").read_text("utf-8")
-    known = {item["topic"] for item in checklist(plain) if item["text"] != OPEN}
+    known = {item["topic"] for item in checklist(plain) if item["text"] != LEFT_TO_AUTHORS}
     assert known.isdisjoint({"Training", "The model", "How data were partitioned", "Software and versions"})
 
 

@@ -15,7 +15,7 @@ from dicom_writer import Scan, write
 from mri_alm.errors import InputError, StudyError
 from mri_alm.imaging.dicom_files import find_studies, with_headers
 from mri_alm.imaging.exam import read_series, read_study
-from mri_alm.imaging.series import group_series, load_rules
+from mri_alm.imaging.series import check_rules, group_series, load_rules
 from mri_alm.runtime.pseudonyms import study_key
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "prostate"
@@ -342,7 +342,7 @@ def test_many_files_are_read_by_several_processes(tmp_path, monkeypatch, keep):
     monkeypatch.setattr("mri_alm.imaging.dicom_files.FILES_AT_ONCE", 5)
     monkeypatch.setattr("mri_alm.imaging.dicom_files.cpu_count", lambda: 2)
     with monkeypatch.context() as context:  # this process reads none
-        context.setattr("mri_alm.imaging.dicom_files._read_header", None)
+        context.setattr("mri_alm.imaging.dicom_files._read", None)
         together = find_studies(tmp_path, keep=keep)
     assert together == alone
     kept, images = (sum(len(getattr(study, of)) for study in together) for of in ("headers", "files"))
@@ -373,23 +373,20 @@ def test_bad_arguments_are_refused(tmp_path):
         find_studies(tmp_path)
     with pytest.raises(InputError, match="holds 2 series"):
         read_series(write(tmp_path / "two", T2, B50))
-    rules = tmp_path / "rules.json"
-    rules.write_text('[{"role": "t2", "reason": "x", "any": {"colour": 1}}]')
     with pytest.raises(InputError, match="unknown condition 'colour'"):
-        load_rules(rules)
-    rules.write_text("{")
-    with pytest.raises(InputError, match="not a readable list of series rules"):
-        load_rules(rules)
+        check_rules([{"role": "t2", "reason": "x", "any": {"colour": 1}}])
+    with pytest.raises(InputError, match="not a list of series rules"):
+        check_rules(["t2"])
+    check_rules(load_rules())
 
 
 def test_rules_can_be_replaced(tmp_path):
-    rules = tmp_path / "rules.json"
     extra = {"role": "t2", "reason": "house name", "all": {"description": "^axial high"}}
-    rules.write_text(json.dumps([extra, *load_rules()]))
     write(tmp_path / "s", T2.but(description="Axial high resolution"), B50, B800, ADC)
     assert refusal(tmp_path / "s", "found none") == "no_t2"
     (files,) = find_studies(tmp_path / "s")
-    assert read_study(files, rules=rules).info["t2"]["reason"] == "house name"
+    series = group_series(files.files, files.headers, [extra, *load_rules()])
+    assert read_study(files, series).info["t2"]["reason"] == "house name"
 
 
 REAL = {  # patient -> T2 series, its slices, DWI series, b, ADC series, high-b series and its b, warning

@@ -140,7 +140,7 @@ def test_resampling_a_linear_field_is_exact_through_transform_and_crop():
 
 def test_bspline_stays_in_the_images_range_and_equals_a_whole_image_spline():
     grid = common_grid(T2, spacing_mm=(0.5, 0.5, 3.0), size=(96, 96, 10))
-    result = sitk.GetArrayFromImage(resample(T2, grid, interpolator="bspline")[0])
+    result = sitk.GetArrayFromImage(resample(T2, grid, interpolator=sitk.sitkBSpline)[0])
     whole = sitk.GetArrayFromImage(sitk.Resample(T2, grid, sitk.Transform(), sitk.sitkBSpline))
     values = sitk.GetArrayFromImage(T2)
     assert values.min() <= result.min()
@@ -156,11 +156,6 @@ def test_coverage_marks_what_the_diffusion_does_not_reach():
     assert inside[:22].all()
     assert not inside[22:].any()
     assert (sitk.GetArrayFromImage(result)[22:] == 0).all()
-
-
-def test_an_unknown_interpolator_is_refused():
-    with pytest.raises(InputError, match="Unknown interpolator 'cubic'"):
-        resample(T2, T2, interpolator="cubic")
 
 
 @real

@@ -1,3 +1,4 @@
+import json
 import math
 
 import numpy as np
@@ -10,6 +11,7 @@ from scipy.stats import binom, binomtest
 from mri_alm.errors import InputError
 from mri_alm.metrics.ranking import fpr_at_fn
 from mri_alm.metrics.threshold import (
+    OperatingPoint,
     certificate_in_words,
     clopper_pearson_upper,
     conformal_rank,
@@ -213,9 +215,7 @@ def test_mean_miss_rate_threshold_says_what_it_bounds():
     assert point.rule == "mean miss rate <= 0.05, no bound for one cohort"
 
 
-@pytest.mark.parametrize(
-    ("source", "word"), [("calibration", "exact"), ("split", "approximate"), ("pooled", "approximate")]
-)
+@pytest.mark.parametrize(("source", "word"), [("calibration", "exact"), ("pooled", "approximate")])
 def test_the_basis_says_exact_or_approximate(source, word):
     assert fixed_fn_threshold(*cohort(), 0, source=source).basis.startswith(word + ": ")
 
@@ -225,7 +225,7 @@ def test_the_default_basis_claims_nothing():
 
 
 def test_an_unknown_source_is_refused():
-    with pytest.raises(InputError, match="Unknown source of scores 'test': use one of calibration, split, pooled"):
+    with pytest.raises(InputError, match="Unknown source of scores 'test': use one of calibration, pooled"):
         fixed_fn_threshold(*cohort(), 0, source="test")
 
 
@@ -246,6 +246,48 @@ def test_an_unknown_source_is_refused():
 def test_impossible_arguments_are_refused(call, match):
     with pytest.raises(InputError, match=match):
         call()
+
+
+# --- The record -------------------------------------------------------------------------------------------------------
+
+
+LABEL, SCORE = [1, 1, 1, 0, 0, 0], [0.1 + 0.2, 0.7, 0.9, 0.2, 0.5, 0.8]
+
+
+def test_a_tied_score_is_positive():
+    point = fixed_fn_threshold(LABEL, SCORE, 1)
+    assert point.decide([0.69, 0.7, 0.71]).tolist() == [False, True, True]
+
+
+def test_a_missing_score_never_passes_for_a_negative():
+    point = fixed_fn_threshold(LABEL, SCORE, 1)
+    with pytest.raises(InputError, match="1 of 3 scores are NaN"):
+        point.decide([0.1, float("nan"), 0.9])
+
+
+@pytest.mark.parametrize(
+    "point",
+    [fixed_fn_threshold(LABEL, SCORE, 0), neyman_pearson_threshold(LABEL, SCORE, 0.05, 0.05)],
+    ids=["a threshold", "examine everyone"],
+)
+def test_strict_json_keeps_every_bit(point):
+    text = json.dumps(point.to_json(), allow_nan=False)
+    assert OperatingPoint.from_json(json.loads(text)) == point
+
+
+def test_examine_everyone_is_a_null_threshold():
+    point = neyman_pearson_threshold(LABEL, SCORE, 0.05, 0.05)
+    assert point.threshold == -math.inf
+    assert point.to_json()["threshold"] is None
+    assert point.decide([-1e300, -math.inf]).all()
+
+
+@pytest.mark.parametrize("change", [{"tau": 0.5}, {"threshold": ...}])
+def test_another_file_is_refused(change):
+    fields = fixed_fn_threshold(LABEL, SCORE, 0).to_json() | change
+    fields = {name: value for name, value in fields.items() if value is not ...}
+    with pytest.raises(InputError, match="An operating point has the fields threshold, rank"):
+        OperatingPoint.from_json(fields)
 
 
 # --- Another library ------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -130,6 +131,25 @@ def test_outcomes_come_as_they_are_ready() -> None:
     assert next(outcomes).item == 1
     gate.set()
     assert next(outcomes).item == 0
+
+
+def test_threads_that_are_given_up_are_waited_for() -> None:
+    """Who holds a lock while tasks write may release it then."""
+    beside, begun, ended = threading.Event(), [], []
+
+    def wait(item: int) -> None:
+        if item == 0:
+            assert beside.wait(20)
+            raise KeyError("a bug")
+        begun.append(item)
+        beside.set()
+        time.sleep(0.2)
+        ended.append(item)
+
+    with closing(run_tasks(wait, range(9), Pool("threading", 2))) as outcomes:
+        while next(outcomes).error is None:
+            pass
+    assert sorted(ended) == sorted(begun)
 
 
 def test_workers_share_the_cores_and_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,13 +353,13 @@ def mode_of_a_file(folder: Path) -> int:
 def test_a_task_writes_with_the_umask_that_its_driver_was_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = mri_alm.runtime.tasks._Task(mode_of_a_file, Path.cwd(), "027", None)
+    task = mri_alm.runtime.tasks._Task(mode_of_a_file, Path.cwd(), "027", None, threads=False)
     monkeypatch.setenv("MRI_ALM_UMASK", "077")  # as on another machine
     assert task(tmp_path).get() == 0o640
 
 
 def test_a_machine_without_the_folder_is_said(tmp_path: Path) -> None:
-    outcome = mri_alm.runtime.tasks._Task(square, tmp_path / "absent", None, None)(0)
+    outcome = mri_alm.runtime.tasks._Task(square, tmp_path / "absent", None, None, threads=False)(0)
     with pytest.raises(InputError, match=r"^This machine \(.*\) has no folder .*absent \(No such file or directory\)"):
         outcome.get()
 
@@ -372,3 +392,14 @@ def test_ray_takes_the_function_that_workers_call() -> None:
 
 def test_an_outcome_without_error_is_its_result() -> None:
     assert TaskResult("item", 3).get() == 3
+
+
+def test_threads_leave_the_caller_s_umask(tmp_path: Path) -> None:
+    """Each thread's own setting and restoring would leave whichever came last."""
+    before = os.umask(0o022)
+    try:
+        barrier = threading.Barrier(2)
+        list(run_tasks(lambda _: barrier.wait(10), [1, 2], Pool("threading", 2)))
+        assert os.umask(0o022) == 0o022
+    finally:
+        os.umask(before)

@@ -11,6 +11,7 @@ import pytest
 from small_cohort import SETTINGS, train, workflow
 
 from mri_alm.bundle.config import own_tracking
+from mri_alm.bundle.run_folder import RunFolder
 from mri_alm.errors import InputError
 from mri_alm.training.tracking import check_tracking, tracking
 
@@ -43,7 +44,7 @@ def tracked(trained: Path, manifest: Path, tmp_path_factory: pytest.TempPathFact
     pytest.importorskip("mlflow", reason="MLflow is not installed: pip install 'mri-alm[tracking]'")
     run = tmp_path_factory.mktemp("tracked") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mri_alm.training.member.SplitTraining._write", interrupted)
+        patch.setattr("mri_alm.training.member.Member.network", interrupted)
         with pytest.raises(KeyboardInterrupt, match="ctrl-c"):
             train(manifest, run, tracking="mlflow")
     before, children = runs_of(run)
@@ -148,6 +149,7 @@ def bare(tmp_path: Path) -> Path:
     pytest.importorskip("mlflow", reason="MLflow is not installed: pip install 'mri-alm[tracking]'")
     (tmp_path / "split_0").mkdir()
     (tmp_path / "config.json").write_text('{"settings": {}, "versions": {}}')
+    (tmp_path / "metrics.json").write_text("{}")
     (tmp_path / "split_0" / "split.json").write_text(json.dumps({"epochs": EPOCHS, "best": {"epoch": 2}}))
     (tmp_path / "split_0" / "model.pt").write_bytes(b"weights")
     return tmp_path
@@ -161,7 +163,7 @@ class Gone:
 
 
 def test_a_server_that_goes_away_stops_nothing_and_hides_no_error(bare: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(KeyError, match="a bug"), tracking(SETTING, bare) as run:  # noqa: PT012
+    with pytest.raises(KeyError, match="a bug"), tracking(SETTING, RunFolder(bare)) as run:  # noqa: PT012
         assert run is not None
         run.client = Gone()
         run.epochs(0, EPOCHS[:1])
@@ -173,7 +175,7 @@ def test_a_server_that_goes_away_stops_nothing_and_hides_no_error(bare: Path, ca
 
 
 def test_what_a_server_missed_is_logged_at_the_end(bare: Path) -> None:
-    with tracking(SETTING, bare) as run:
+    with tracking(SETTING, RunFolder(bare)) as run:
         assert run is not None
         server, run.client = run.client, Gone()
         run.epochs(0, EPOCHS[:1])
@@ -198,7 +200,7 @@ def test_one_split_alone_leaves_no_run_as_running(manifest: Path, tmp_path: Path
 
 
 def test_an_interrupt_ends_the_splits_with_their_parent(bare: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), tracking(SETTING, bare) as run:  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), tracking(SETTING, RunFolder(bare)) as run:  # noqa: PT012
         assert run is not None
         run.epochs(0, EPOCHS)
         raise KeyboardInterrupt

@@ -10,10 +10,8 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from mri_alm.errors import InputError
 from mri_alm.metrics.ranking import auc, fpr_at_fn
 from mri_alm.metrics.uncertainty import (
-    baseline_gain_correlation,
     bootstrap_interval,
     delong_auc,
-    delong_contrast,
     delong_test,
     holm,
     partial_auc,
@@ -80,14 +78,6 @@ def test_ovarian_differences_from_the_kg_score(ovarian, which, difference, error
     assert (high - low) / 2 == pytest.approx(1.959964 * error, abs=1e-4)
 
 
-def test_ovarian_contrast_against_the_kg_score(ovarian):
-    result = delong_contrast(ovarian[0], ovarian[1:], [[1, -1, 0], [0, -1, 1]])
-    assert result.chi2 == pytest.approx(2.5340, abs=5e-5)
-    assert result.df == 2
-    assert result.p_value == pytest.approx(0.2817, abs=5e-5)
-    assert result.aucs == pytest.approx((0.7366, 0.7258, 0.6478), abs=5e-5)
-
-
 def test_delong_by_hand():
     """P: 3, 1, 2; N: 0, 2. Placements of a: 1, 1/2, 3/4 and 1, 1/2; AUC 3/4; variance (1/16)/3 + (1/8)/2.
     b is constant: placements 1/2 each, AUC 1/2 without variance, so that the difference keeps a's variance."""
@@ -113,36 +103,11 @@ def test_delong_is_the_definition_with_ties(samples):
         assert result.z == pytest.approx((aucs[0] - aucs[1]) / variance**0.5, abs=1e-6)
 
 
-@given(tied_samples())
-def test_a_contrast_of_two_is_the_squared_z(samples):
-    label, scores = samples
-    try:
-        pair = delong_test(label, scores[0], scores[1])
-    except InputError:
-        with pytest.raises(InputError, match="estimated variance is zero"):
-            delong_contrast(label, scores[:2], [1, -1])
-        return
-    joint = delong_contrast(label, scores[:2], [1, -1])
-    assert joint.chi2 == pytest.approx(pair.z**2, rel=1e-6, abs=1e-9)
-    assert joint.p_value == pytest.approx(pair.p_value, abs=1e-9)
-
-
-def test_a_contrast_does_not_depend_on_its_basis():
-    label, a, b = two_models()
-    scores = [a, b, a - b]
-    first = delong_contrast(label, scores, [[1, -1, 0], [0, 1, -1]])
-    redundant = delong_contrast(label, scores, [[1, 0, -1], [2, -2, 0], [0, 1, -1]])
-    assert redundant.df == first.df == 2
-    assert redundant.chi2 == pytest.approx(first.chi2)
-
-
 @pytest.mark.parametrize("score", [[1, 2, 3, 4, 5], [5, 4, 3, 1, 2], [1, 1, 1, 1, 1], [9, 8, 7, 1, 1]])
 def test_identical_scores_give_p_one(score):
     label = [1, 0, 1, 0, 0]
     result = delong_test(label, score, np.exp(score))
     assert (result.difference, result.z, result.p_value, result.interval) == (0.0, 0.0, 1.0, (0.0, 0.0))
-    joint = delong_contrast(label, [score] * 3, [[1, -1, 0], [0, 1, -1]])
-    assert (joint.chi2, joint.df, joint.p_value) == (0.0, 0, 1.0)
 
 
 def test_swapping_models_changes_the_sign_only():
@@ -192,15 +157,6 @@ def test_a_difference_without_variance_is_refused():
     label, perfect, constant = [1, 1, 0, 0], [4, 3, 2, 1], [1, 1, 1, 1]
     with pytest.raises(InputError, match="estimated variance is zero"):
         delong_test(label, perfect, constant)
-    with pytest.raises(InputError, match="estimated variance is zero"):
-        delong_contrast(label, [perfect, constant], [1, -1])
-
-
-@pytest.mark.parametrize("contrast", [[[1, -1, 0]], [[1, 1]]])
-def test_a_wrong_contrast_is_refused(contrast):
-    label, a, b = two_models()
-    with pytest.raises(InputError, match="A contrast needs 2 columns"):
-        delong_contrast(label, [a, b], contrast)
 
 
 def test_holm_by_hand():
@@ -331,30 +287,3 @@ def test_partial_auc_at_its_ends():
 def test_partial_auc_needs_a_region(min_tpr):
     with pytest.raises(InputError, match="min_tpr must lie in"):
         partial_auc([0, 1], [0, 1], min_tpr=min_tpr)
-
-
-def test_correlation_of_baseline_and_gain_by_hand():
-    baseline, improved = np.array([1.0, 2.0, 3.0, 4.0]), np.array([4.0, 4.0, 6.0, 4.0])
-    # Gains 3, 2, 3, 0: covariance -4 over spreads 5 and 6; p from t with two degrees of freedom.
-    r, p_value = baseline_gain_correlation(baseline, improved)
-    assert r == pytest.approx(-4 / 30**0.5)
-    assert p_value == pytest.approx(2 * stats.t.sf(abs(r) * (2 / (1 - r**2)) ** 0.5, 2))
-
-
-def test_noise_alone_correlates_baseline_and_gain():
-    rng = np.random.default_rng(0)
-    assert baseline_gain_correlation(rng.normal(size=2000), rng.normal(size=2000))[0] == pytest.approx(-0.707, abs=0.03)
-
-
-@pytest.mark.parametrize(
-    ("baseline", "improved", "match"),
-    [
-        ([1, 2], [2, 3], "At least three pairs"),
-        ([1, 2, 3], [1, 2], r"shapes \(3,\) and \(2,\)"),
-        ([1, 1, 1], [1, 2, 3], "all equal"),
-        ([1, 2, 3], [2, 3, 4], "all equal"),
-    ],
-)
-def test_correlations_that_are_not_defined_are_refused(baseline, improved, match):
-    with pytest.raises(InputError, match=match):
-        baseline_gain_correlation(baseline, improved)

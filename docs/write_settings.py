@@ -1,0 +1,51 @@
+"""Write docs/settings.md from the table of settings: `make settings`. A test says when it was forgotten."""
+
+from pathlib import Path
+
+from mri_alm.bundle.settings import TABLE, Setting
+
+PAGE = Path(__file__).with_name("settings.md")
+TITLES = {
+    "prostate_alm": "configs/prostate_alm.json",
+    "inference": "configs/inference.json",
+    "cifar": "configs/cifar*.json",
+}
+WORDS = {"$os.cpu_count()": "cores", "$mri_alm.scoring.salt_of(@trained.folder)": "the run's"}
+HEAD = """# Settings
+
+<!-- Written from mri_alm/bundle/settings.yaml by `make settings`; not to be edited by hand. -->
+
+Each is a line at the top of its config and follows the command as `--name value`. Python's spelling: `True`, `False`,
+`"[2, 2, 3]"`; `None` as `'$None'`, since MONAI drops a bare `None`. A name that does not exist is refused with the
+nearest one that does; an old name is understood, with a hint.
+
+**Free** settings may change between two starts of one run folder; any other change is refused, with what changed. A
+setting that did not exist when a run was made counts as its default. The column *real cohort* says what to choose in
+place of the default, which fits the phantom.
+
+`pipelines/score.py` sets those of `configs/inference.json` from its arguments; as a MONAI bundle,
+`python -m monai.bundle run --config_file configs/inference.json` takes them after the command.
+"""
+
+
+def page() -> str:
+    """The page as Markdown."""
+    text = HEAD
+    for config, settings in TABLE.items():
+        text += f"\n## {TITLES[config]}\n"
+        for group in dict.fromkeys(setting.group for setting in settings.values()):
+            text += f"\n### {group}\n\n| setting | default | real cohort | meaning |\n|---|---|---|---|\n"
+            text += "".join(row(setting) for setting in settings.values() if setting.group == group)
+    return text
+
+
+def row(setting: Setting) -> str:
+    """Its line."""
+    preset = str(setting.default).startswith("$@chosen")
+    default = "of the preset" if preset else WORDS.get(str(setting.default), f"`{setting.default}`")
+    free = " (free)" if setting.free else ""
+    return f"| `{setting.name}` | {default} | {setting.real} | {setting.meaning}{free} |\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")

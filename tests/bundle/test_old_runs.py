@@ -1,0 +1,153 @@
+"""Runs and bundles of version 0.1.0, kept in made_before/: they score and are gone on with to the results of then.
+
+They were made by the code before the rooms (2026-11-29, torch 2.13.0, one thread, AMD EPYC): a run of two splits that
+was stopped after epoch 2 of 3 of its second split, what it ended with where it was not stopped (``expected``), and the
+bundle exported from that. Numbers are compared to the last bit where torch and its instruction set are those of then,
+else closely: other processors round otherwise.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from monai.bundle import ConfigParser
+from small_cohort import SETTINGS, read_rows, workflow, write_cohort
+
+from mri_alm.bundle.checkpoints import load_tensors
+from mri_alm.bundle.config import refuse_other_settings
+from mri_alm.bundle.old_runs import SAME_RESULTS, digest
+from mri_alm.bundle.run_folder import RunFolder
+from mri_alm.bundle.settings import SETTINGS as TABLE
+from mri_alm.errors import InputError
+
+ROOT = Path(__file__).parents[2]
+BEFORE = Path(__file__).with_name("made_before")
+THEN = {"torch": "2.13.0+cpu", "capability": "AVX2"}
+SAME_MACHINE = {"torch": torch.__version__, "capability": torch.backends.cpu.get_cpu_capability()} == THEN
+pytestmark = pytest.mark.filterwarnings("ignore:mri_alm.* is now mri_alm:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A working directory as the run had it: its cohort, and the configs of today."""
+    folder = tmp_path_factory.mktemp("before")
+    write_cohort(folder / "cohort", 18, 6)
+    (folder / "configs").symlink_to(ROOT / "configs")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield folder
+    torch.set_num_threads(threads)
+
+
+def same(found: Any, expected: Any) -> bool:
+    """Equal to the last bit on the machine of then, else nearly so."""
+    if isinstance(expected, dict):
+        return found.keys() == expected.keys() and all(same(found[key], value) for key, value in expected.items())
+    if isinstance(expected, (list, tuple)):
+        return len(found) == len(expected) and all(map(same, found, expected))
+    if isinstance(expected, (torch.Tensor, float)):
+        one, other = (np.asarray(value, dtype=np.float64) for value in (found, expected))
+        if SAME_MACHINE:
+            return np.array_equal(one, other, equal_nan=True)
+        return np.allclose(one, other, rtol=1e-3, atol=1e-4, equal_nan=True)
+    return bool(found == expected)
+
+
+def cells(path: Path) -> list[dict[str, Any]]:
+    """A table with its numbers as numbers."""
+
+    def number(cell: str) -> Any:
+        try:
+            return float(cell)
+        except ValueError:
+            return cell
+
+    return [{name: number(cell) for name, cell in row.items()} for row in read_rows(path)]
+
+
+def resume(folder: Path, **overrides: Any) -> Path:
+    run = Path(shutil.copytree(BEFORE / "run", folder))
+    settings = {"splits": 2, "max_epochs": 3, "validation": 0.34, "threads": 1, "device": "$torch.device('cpu')"}
+    settings |= {"cohort": "cohort/manifest.csv", "cache_dir": "cache"} | overrides
+    workflow(Path("cohort/manifest.csv"), run, **settings).run()
+    return run
+
+
+def test_a_run_made_before_is_gone_on_with_to_the_results_of_then(place: Path) -> None:
+    run, expected = resume(place / "run"), BEFORE / "expected"
+    for k in (0, 1):
+        for name in ("model.pt", "last.pt"):
+            found, then = (load_tensors(folder / f"split_{k}" / name) for folder in (run, expected))
+            assert same(found, then), (k, name)
+        found, then = (json.loads((folder / f"split_{k}" / "split.json").read_text()) for folder in (run, expected))
+        found["model_sha256"] = then["model_sha256"]  # of the file, in which torch writes names of storages
+        assert same(found, then)
+        assert same(cells(run / f"split_{k}" / "validation.csv"), cells(expected / f"split_{k}" / "validation.csv"))
+    for name in ("heldout.csv", "scores.csv"):
+        assert same(cells(run / name), cells(expected / name)), name
+    for name in ("threshold.json", "metrics.json"):
+        found, then = (json.loads((folder / name).read_text()) for folder in (run, expected))
+        assert same(*(part | {"checkpoints": None} for part in (found, then))), name
+
+
+def test_a_setting_that_did_not_exist_then_counts_as_its_default(place: Path, tmp_path: Path) -> None:
+    run = RunFolder(shutil.copytree(BEFORE / "run", tmp_path / "run"))
+    record = json.loads(run.config.read_text())
+    config = workflow(Path("cohort/manifest.csv"), run.path, **record_settings(record)).parser.get()
+    refuse_other_settings(run, config)
+    del record["config"]["ratio_cap"]  # as a run of before ratio_cap
+    run.config.write_text(json.dumps(record))
+    refuse_other_settings(RunFolder(run.path), config)
+    with pytest.raises(InputError, match=r"ratio_cap: null -> 1\.0"):
+        refuse_other_settings(RunFolder(run.path), config | {"ratio_cap": 1.0})
+    with pytest.raises(InputError, match="network_def: "):
+        refuse_other_settings(RunFolder(run.path), config | {"network_def": {"_target_": "mine.Net"}})
+
+
+def record_settings(record: dict[str, Any]) -> dict[str, Any]:
+    names = set(SETTINGS) | {"validation"}
+    return {name: record["config"][name] for name in names if name in record["config"]}
+
+
+@pytest.mark.parametrize("entry", sorted(path.stem for path in (BEFORE / "configs").glob("*.json")))
+def test_every_part_that_ships_gives_the_results_of_then(entry: str) -> None:
+    """Where a part changed its form and not its results: its digests belong into ``old_runs.SAME_RESULTS``."""
+    then = json.loads((BEFORE / "configs" / f"{entry}.json").read_text())
+    parser = ConfigParser()
+    parser.read_config(NOW.get(entry, [f"configs/{entry}.json"]))
+    parser.parse()
+    now = json.loads(json.dumps({key: value for key, value in parser.get().items() if key != "_meta_"}))
+    different = {}
+    for name in sorted({*then, *now} - TABLE.keys() - {"acting", "bank", "blank", "outside", "address", "split"}):
+        one, other = digest(then.get(name)), digest(now.get(name))
+        if one != other and not any({one, other} <= group for group in SAME_RESULTS.get(name, ())):
+            different[name] = (one, other)
+    assert different == {}
+
+
+NOW = {
+    "cifar100_binary": ["configs/cifar10_binary.json", "configs/cifar100_binary.json"],
+    "cifar100_longtail": ["configs/cifar10_longtail.json", "configs/cifar100_longtail.json"],
+}
+
+
+def test_a_bundle_exported_before_scores_as_then(place: Path, tmp_path: Path) -> None:
+    """By its own configs, with MONAI's own command, in an interpreter of its own."""
+    bundle = Path(shutil.copytree(BEFORE / "bundle", tmp_path / "bundle"))
+    words = ["--config_file", "configs/inference.json", "--input", str(place / "cohort" / "manifest.csv")]
+    done = subprocess.run(
+        [sys.executable, "-m", "monai.bundle", "run", *words, "--output", str(tmp_path / "scores")],
+        check=False, cwd=bundle, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert same(cells(tmp_path / "scores" / "scores.csv"), cells(BEFORE / "expected" / "bundle_scores.csv"))
