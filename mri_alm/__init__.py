@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __version__ = version("mri-alm")
 
-__getattr__, __all__ = faces(
+__getattr__, _, __all__ = faces(
     __name__,
     {
         "": [
@@ -45,3 +45,7 @@ __getattr__, __all__ = faces(
 )  # fmt: skip
 __all__ = [name for name in __all__ if name not in moved.MODULES]
 moved.install()
+
+
+def __dir__() -> list[str]:
+    return __all__

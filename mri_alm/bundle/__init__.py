@@ -5,7 +5,7 @@ Modules that reports read (``settings``, ``run_folder``) import neither torch no
 
 from mri_alm.runtime.faces import faces
 
-__getattr__, __all__ = faces(
+__getattr__, __dir__, __all__ = faces(
     __name__,
     {
         "config": ["check", "choose", "join"],

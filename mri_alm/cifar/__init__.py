@@ -5,7 +5,7 @@ Nothing imports this room.
 
 from mri_alm.runtime.faces import faces
 
-__getattr__, __all__ = faces(
+__getattr__, __dir__, __all__ = faces(
     __name__,
     {
         "batches": ["BatchLoader", "CropFlip", "ImagePart", "StepRate"],

@@ -6,7 +6,7 @@ torch nor MONAI; no name of a patient leaves this room.
 
 from mri_alm.runtime.faces import faces
 
-__getattr__, __all__ = faces(
+__getattr__, __dir__, __all__ = faces(
     __name__,
     {
         "manifest": ["Cohort", "read_manifest", "stratified_splits"],

@@ -5,7 +5,7 @@ Neither torch nor MONAI.
 
 from mri_alm.runtime.faces import faces
 
-__getattr__, __all__ = faces(
+__getattr__, __dir__, __all__ = faces(
     __name__,
     {
         "analysis": ["Evaluation", "evaluate"],

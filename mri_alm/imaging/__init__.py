@@ -6,7 +6,7 @@ MONAI.
 
 from mri_alm.runtime.faces import faces
 
-__getattr__, __all__ = faces(
+__getattr__, __dir__, __all__ = faces(
     __name__,
     {
         "exam": ["load_images", "onto_grid", "read_series", "read_study"],

@@ -5,7 +5,7 @@ No number from a phantom is a clinical one.
 
 from mri_alm.runtime.faces import faces
 
-__getattr__, __all__ = faces(
+__getattr__, __dir__, __all__ = faces(
     __name__,
     {
         "study": ["make_study"],

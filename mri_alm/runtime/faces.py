@@ -5,8 +5,10 @@ from importlib import import_module
 from typing import Any
 
 
-def faces(package: str, homes: Mapping[str, Sequence[str]]) -> tuple[Callable[[str], Any], list[str]]:
-    """What a package assigns to its ``__getattr__`` and ``__all__``.
+def faces(
+    package: str, homes: Mapping[str, Sequence[str]]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """What a package assigns to its ``__getattr__``, ``__dir__`` and ``__all__``.
 
     Torch and MONAI take seconds to import; a program that reads DICOM needs neither. So a package names what it offers
     without importing it.
@@ -24,4 +26,4 @@ def faces(package: str, homes: Mapping[str, Sequence[str]]) -> tuple[Callable[[s
             return import_module(f"{package}.{name}")
         return getattr(import_module(f"{package}.{modules[name]}"), name)
 
-    return load, sorted(modules)
+    return load, lambda: sorted(modules), sorted(modules)
