@@ -3,7 +3,6 @@
 The tables themselves (settings, the printed numbers and where they are printed) are data: ``tables.json``.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from mri_alm.bundle.config import choose
 from mri_alm.errors import InputError, did_you_mean
+from mri_alm.runtime.files import read_json
 
 Results = Mapping[tuple[str, int, int], Mapping[str, Any]]  # by method, seed and split
 
@@ -74,13 +74,13 @@ class BenchmarkTable:
     """
 
     def __init__(self, path: Path, name: str, protocol: str, tuned: Path | None = None) -> None:
-        self._all = json.loads(path.read_text("utf-8"))
+        self._all = read_json(path)
         self._table = choose(self._all["tables"], name, "table")
         chosen = choose(self._all["protocols"], protocol, "protocol")
         self.name, self.protocol = name, protocol + ("_tuned" if tuned else "")
         self._tuned: dict[str, Any] = {}
         if tuned:
-            protocols = choose(json.loads(tuned.read_text("utf-8")), name, "tuned table")
+            protocols = choose(read_json(tuned), name, "tuned table")
             self._tuned = choose(protocols, protocol, "tuned protocol")["methods"]
         self.config: list[str] = self._table["config"]
         kind = "binary" if "tpr" in self._table else "longtail"
@@ -182,13 +182,13 @@ def read_results(
     """Finished trainings by method, seed and split.
 
     Raises:
-        InputError: If a file is of another protocol or other settings than the table asks for.
+        InputError: If a file is damaged, or of another protocol or other settings than the table asks for.
     """
     found = {}
     for training in trainings:
         path = table.result(results, training)
         if path.exists():
-            content = json.loads(path.read_text("utf-8"))
+            content = read_json(path)
             for name, value in table.asked(training).items():
                 if content.get(name) != value:
                     raise InputError(

@@ -14,9 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mri_alm.bundle.run_folder import RunFolder
 from mri_alm.cifar.table import BenchmarkTable, Method, Training, read_results
 from mri_alm.errors import InputError
-from mri_alm.runtime.files import write_bytes, write_json
+from mri_alm.runtime.files import read_json, write_bytes, write_json
 from mri_alm.runtime.locks import InUseError, exclusive_lock
 from mri_alm.runtime.tasks import Pool, TaskResult, run_tasks
 
@@ -97,7 +98,7 @@ def _train_and_keep(
             kept = table.asked(training) | {"method": training.method.key} | train_one(table, training, data, runs)
             text = json.dumps(kept, separators=(",", ":"), allow_nan=False)  # one line: it holds thousands of numbers
             write_bytes(path, f"{text}\n".encode())
-    best: dict[str, float] = json.loads(path.read_text("utf-8"))["best"]
+    best: dict[str, float] = read_json(path)["best"]
     return best
 
 
@@ -118,9 +119,7 @@ def train_one(table: BenchmarkTable, training: Training, data: Path, runs: Path)
     workflow.initialize()
     workflow.run()
     workflow.finalize()
-    path = Path(overrides["run_dir"]) / f"split_{training.split}" / "result.json"
-    result: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    return result
+    return read_json(RunFolder(overrides["run_dir"]).split(training.split).result)
 
 
 @dataclass(frozen=True)
@@ -208,7 +207,7 @@ def write_tuned(path: Path, table: BenchmarkTable, runs: int, chosen: Mapping[st
         chosen: Method to settings.
     """
     with exclusive_lock(path.with_suffix(".lock"), wait=True):
-        content = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        content = read_json(path) if path.exists() else {}
         here = content.setdefault(table.name, {}).setdefault(table.protocol, {"runs": runs, "methods": {}})
         here["runs"] = runs
         here["methods"] |= {key: dict(settings) for key, settings in chosen.items()}

@@ -289,6 +289,9 @@ def test_protocols_and_settings_are_not_mixed(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=rf"split_0\.json has {next(iter(change))} .*not mixed"):
             read_results(table, tmp_path, table.trainings(["alm_bce"], 1))
         path.write_text(json.dumps(whole))
+    path.write_text(path.read_text()[:-20])
+    with pytest.raises(InputError, match=r"split_0\.json is damaged"):
+        read_results(table, tmp_path, table.trainings(["alm_bce"], 1))
 
 
 def test_a_table_without_its_baseline_is_refused(tmp_path: Path) -> None:
