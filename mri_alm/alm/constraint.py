@@ -266,12 +266,14 @@ class Violations:
             sample and negative, for constraints per pair.
         normaliser: The term's ``|p||n|``, 1 at least; ``|p|`` with the mean normalisation.
         active: Whether the batch has both classes, so that q means something.
+        score: What was compared, of the batch's own samples, as :func:`mri_alm.alm.class_scores` gives it.
     """
 
     q: Tensor
     owner: Tensor
     normaliser: int
     active: bool
+    score: Tensor
 
 
 @dataclass(frozen=True)
@@ -329,7 +331,7 @@ class RankingConstraint:
         Raises:
             InputError: If a shape, a type or a label is wrong.
         """
-        score = class_scores(logits, self.score, scale=self.scale)
+        score = own = class_scores(logits, self.score, scale=self.scale)
         if self.critical is None:
             positive = label == 1
             if bank is not None:
@@ -351,8 +353,8 @@ class RankingConstraint:
         active = pairs > 0
         q = q.double().flatten()
         if self.normalisation == "paper":
-            return Violations(q, owner, max(pairs, 1), active)
-        return Violations(q / max(pairs // max(owners, 1), 1), owner, max(owners, 1), active)
+            return Violations(q, owner, max(pairs, 1), active, own)
+        return Violations(q / max(pairs // max(owners, 1), 1), owner, max(owners, 1), active, own)
 
     def _owner(self, positive: Tensor) -> Tensor:
         rows = torch.nonzero(positive).squeeze(1)

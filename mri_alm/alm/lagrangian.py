@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mri_alm.alm.constraint import RankingConstraint, Violations, class_scores
+from mri_alm.alm.constraint import RankingConstraint, Violations
 from mri_alm.alm.processes import first_visits, gather, world_size
 from mri_alm.alm.schedule import MuSchedule, check_mu
 from mri_alm.errors import InputError, one_of
@@ -206,7 +206,8 @@ class AugmentedLagrangian(nn.Module):
                 self._pending = (key, found.q.detach())
                 part = quadratic if self._measuring else term
                 self._sums.add(logits, base, part, found, measuring=self._measuring)
-                self._remember(logits, label)
+                if len(self.negatives):
+                    self._remember(found.score.detach()[label == 0])
             return cast(Tensor, base + term.to(base.dtype))
 
     @torch.no_grad()
@@ -347,12 +348,9 @@ class AugmentedLagrangian(nn.Module):
     def _bank(self, logits: Tensor) -> Tensor | None:
         return self.negatives[~self.negatives.isnan()].to(logits.dtype) if len(self.negatives) else None
 
-    @torch.no_grad()
-    def _remember(self, logits: Tensor, label: Tensor) -> None:
+    def _remember(self, negatives: Tensor) -> None:
         """Put the batch's negatives into the bank, in place of the oldest."""
-        if len(self.negatives):
-            new = class_scores(logits, self.constraint.score, scale=self.constraint.scale)[label == 0].double()
-            self.negatives.copy_(torch.cat([self.negatives, new])[-len(self.negatives) :])
+        self.negatives.copy_(torch.cat([self.negatives, negatives.double()])[-len(self.negatives) :])
 
 
 def _plain(tensor: Tensor) -> Tensor:
