@@ -206,3 +206,13 @@ def test_one_version_everywhere() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
     metadata = json.loads((ROOT / "configs" / "metadata.json").read_text("utf-8"))
     assert {version("mri-alm"), citation["version"], metadata["version"]} == {version("mri-alm")}
+
+
+def test_no_public_name_means_two_things() -> None:
+    """Functions and classes of the library by their bare names, which imports and reviews use."""
+    homes: dict[str, list[str]] = {}
+    for module, path in LIBRARY.items():
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(module)
+    assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}

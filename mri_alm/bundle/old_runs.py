@@ -1,6 +1,6 @@
 """Runs made by earlier versions: they score and are gone on with as if nothing had changed.
 
-No file of theirs is rewritten. Names of modules that moved are understood (:mod:`mri_alm.moved`); here is what else
+Nothing has to be converted. Names of modules that moved are understood (:mod:`mri_alm.moved`); here is what else
 changed its form, not its results.
 """
 
@@ -61,7 +61,7 @@ def canonical(part: Any) -> Any:
     return part
 
 
-def digest(part: Any) -> str:
+def part_digest(part: Any) -> str:
     """Of a part of a config, names in their canonical form."""
     return hashlib.sha256(json.dumps(canonical(part), sort_keys=True).encode()).hexdigest()[:16]
 
@@ -70,7 +70,7 @@ def same_part(name: str, theirs: Any, mine: Any) -> bool:
     """Whether two values of a top-level key of a config mean the same."""
     if canonical(theirs) == canonical(mine):
         return True
-    both = {digest(theirs), digest(mine)}
+    both = {part_digest(theirs), part_digest(mine)}
     return any(both <= group for group in SAME_RESULTS.get(name, ()))
 
 

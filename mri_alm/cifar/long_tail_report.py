@@ -11,7 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t as student
 
-from mri_alm.cifar.report import beside_paper, bracketed, joined, markdown_table, not_complete, spread, write_both
+from mri_alm.cifar.report import (
+    beside_paper,
+    bracketed,
+    markdown_table,
+    not_complete,
+    page_of,
+    with_deviation,
+    write_both,
+)
 from mri_alm.cifar.table import NULL_SEED, BenchmarkTable, Method, Results, complete_methods, has_all_models
 from mri_alm.metrics.ranking import class_accuracies, error_at_tpr
 
@@ -90,7 +98,7 @@ def write_multiclass_report(
     for row in rows:
         cells = [row["name"]]
         for name in columns:
-            cells.append(spread(row[name], row[f"{name}, SD"], splits))
+            cells.append(with_deviation(row[name], row[f"{name}, SD"], splits))
             cells += beside_paper(row[name], row.get(f"{name}, paper"))
             gain = [row[f"{name}, difference{end}"] for end in _ENDS if f"{name}, difference" in row]
             cells.append("-" if not gain else bracketed(*gain, sign="+") if splits > 1 else f"{gain[0]:+.1f}")
@@ -99,7 +107,7 @@ def write_multiclass_report(
     if splits > 1:
         over = f"mean ± SD over {splits} trainings"
         paired = "paired difference, 95 % by Student's t over splits"
-    text = joined([
+    text = page_of([
         f"# {table.name}, protocol `{table.protocol}`",
         f"Percent; {over}. Paper: {table.source}. Last column of each: {paired}.",
         markdown_table(head, lines),

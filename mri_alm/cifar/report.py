@@ -127,7 +127,7 @@ def to_markdown(report: TableReport) -> str:
         head = ["method", *next(iter(report.acting.values()))]
         rows = ([report.table.method(k).name, *map(_two_digits, a.values())] for k, a in report.acting.items())
         text += ["## What the constraint did", _ACTING, markdown_table(head, rows)]
-    return joined([*text, *not_complete(report.missing, report.splits)])
+    return page_of([*text, *not_complete(report.missing, report.splits)])
 
 
 def _trained(results: Results, key: str, splits: int) -> Trained:
@@ -163,7 +163,7 @@ def _row(report: TableReport, method: Method) -> list[str]:
     for position, which in enumerate(order):
         cells.append(_percent(*ours.of(which)))
         cells += beside_paper(100 * ours.value[which], method.printed[position] if method.printed else None)
-    cells.append(spread(100 * summary.average, 100 * summary.deviation, report.splits))
+    cells.append(with_deviation(100 * summary.average, 100 * summary.deviation, report.splits))
     mean = method.printed[len(order) :]
     return [*cells, f"{mean[0]:g} ± {mean[1]:g}" if mean else "-"]
 
@@ -176,7 +176,7 @@ def _compared(report: TableReport, key: str) -> list[str]:
     return [
         name, *differences, f"{found.delong.p_value:.2g}",
         f"{report.holm[key]:.2g}" if key in report.holm else "-",
-        spread(100 * found.gain, 100 * found.gain_deviation, report.splits, sign="+"),
+        with_deviation(100 * found.gain, 100 * found.gain_deviation, report.splits, sign="+"),
         "-" if key == NULL or not np.isfinite(settle) else f"{settle:.0f}" if settle <= 1000 else "> 1000",
     ]  # fmt: skip
 
@@ -235,7 +235,7 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))
 
 
-def joined(paragraphs: Iterable[str]) -> str:
+def page_of(paragraphs: Iterable[str]) -> str:
     """Paragraphs, headings and tables to a page."""
     return "\n\n".join(paragraphs) + "\n"
 
@@ -252,7 +252,7 @@ def bracketed(value: float, low: float, high: float, *, sign: str = "") -> str:
     return f"{value:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"
 
 
-def spread(mean: float, deviation: float, models: int, *, sign: str = "") -> str:
+def with_deviation(mean: float, deviation: float, models: int, *, sign: str = "") -> str:
     """A mean with its standard deviation, which one model does not have."""
     return f"{mean:{sign}.1f}" + (f" ± {deviation:.1f}" if models > 1 else "")
 

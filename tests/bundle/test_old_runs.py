@@ -23,7 +23,7 @@ from small_cohort import SETTINGS, read_rows, workflow, write_cohort
 
 from mri_alm.bundle.checkpoints import load_tensors
 from mri_alm.bundle.config import refuse_other_settings
-from mri_alm.bundle.old_runs import SAME_RESULTS, digest
+from mri_alm.bundle.old_runs import SAME_RESULTS, part_digest
 from mri_alm.bundle.run_folder import RunFolder
 from mri_alm.bundle.settings import SETTINGS as TABLE
 from mri_alm.errors import InputError
@@ -129,7 +129,7 @@ def test_every_part_that_ships_gives_the_results_of_then(entry: str) -> None:
     now = json.loads(json.dumps({key: value for key, value in parser.get().items() if key != "_meta_"}))
     different = {}
     for name in sorted({*then, *now} - TABLE.keys() - {"acting", "bank", "blank", "outside", "address", "split"}):
-        one, other = digest(then.get(name)), digest(now.get(name))
+        one, other = part_digest(then.get(name)), part_digest(now.get(name))
         if one != other and not any({one, other} <= group for group in SAME_RESULTS.get(name, ())):
             different[name] = (one, other)
     assert different == {}
