@@ -13,7 +13,8 @@ from pydicom.dataset import Dataset
 
 from mri_alm.errors import InputError, StudyError, itk_failed
 from mri_alm.imaging.dicom_files import find_studies
-from mri_alm.imaging.exam import load_images, onto_grid, read_study, study_images
+from mri_alm.imaging.exam import load_images, read_study, study_images
+from mri_alm.imaging.registration import onto_grid
 
 GRID: dict[str, Any] = {"spacing": (2.0, 2.0, 3.0), "size": (12, 12, 4)}
 ABSURD = (0, 1, 3, 255, 256, 32767, 65535)

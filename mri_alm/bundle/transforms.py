@@ -16,7 +16,8 @@ from monai.utils import convert_to_tensor
 
 from mri_alm.bundle.checkpoints import load_tensors, save_tensors
 from mri_alm.errors import StudyError, itk_failed, memory_ran_out
-from mri_alm.imaging.exam import crop_centre, load_images, onto_grid
+from mri_alm.imaging.exam import crop_centre, load_images
+from mri_alm.imaging.registration import onto_grid
 from mri_alm.runtime.files import DamagedFileError
 from mri_alm.runtime.progress import progress_bar
 from mri_alm.runtime.tasks import Pool, run_tasks

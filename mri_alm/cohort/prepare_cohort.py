@@ -21,7 +21,7 @@ from mri_alm.cohort.layouts import Input, StudySource, find_sources
 from mri_alm.cohort.prepare_study import Preparation, StudyTask
 from mri_alm.cohort.rules import CohortRules, load_cohort_rules
 from mri_alm.errors import InputError, StudyError
-from mri_alm.imaging.exam import PREPARED_IMAGES
+from mri_alm.imaging.registration import PREPARED_IMAGES
 from mri_alm.runtime.atomic import private_files, sweep
 from mri_alm.runtime.files import read_json, write_bytes, write_json
 from mri_alm.runtime.locks import exclusive_lock

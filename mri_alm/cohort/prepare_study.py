@@ -22,18 +22,10 @@ from mri_alm.cohort.rules import CohortRules, set_by_hand, tidy
 from mri_alm.errors import StudyError, itk_failed, memory_ran_out
 from mri_alm.imaging.choose_series import chosen
 from mri_alm.imaging.dicom_files import StudyFiles, silence_readers, with_headers
-from mri_alm.imaging.exam import (
-    PREPARED_IMAGES,
-    Facts,
-    Images,
-    crop_centre,
-    load_images,
-    onto_grid,
-    read_study,
-    study_images,
-)
+from mri_alm.imaging.exam import crop_centre, load_images, read_study, study_images
 from mri_alm.imaging.image_file import write_nifti
 from mri_alm.imaging.pictures import study_strip
+from mri_alm.imaging.registration import PREPARED_IMAGES, Facts, Images, onto_grid
 from mri_alm.imaging.series import Series, group_series
 from mri_alm.runtime.atomic import write_atomically
 from mri_alm.runtime.files import DamagedFileError, read_json, write_bytes, write_json

@@ -9,9 +9,9 @@ from mri_alm.runtime.faces import faces
 __getattr__, __dir__, __all__ = faces(
     __name__,
     {
-        "exam": ["load_images", "onto_grid", "read_series", "read_study"],
+        "exam": ["load_images", "read_series", "read_study"],
         "dicom_files": ["find_studies"],
         "image_file": ["read_image"],
-        "registration": ["register_rigid"],
+        "registration": ["onto_grid", "register_rigid"],
     },
 )

@@ -6,6 +6,7 @@ Python's lock, so several studies in Python threads use several cores better tha
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import SimpleITK as sitk  # noqa: N813
@@ -22,6 +23,15 @@ MARGIN_MM = 25.0  # around the field in the moving image: the largest accepted s
 IN_PLANE_MM = 2.0  # about the diffusion's own resolution: T2's finer detail has no counterpart to match
 BINS = 32
 MIN_OVERLAP = 0.1  # of the field; below it the optimiser has nothing to hold on to
+
+
+Images = dict[str, sitk.Image]
+Facts = dict[str, Any]
+
+PREPARED_IMAGES = ("t2", "adc", "hbv", "valid")
+"""What :func:`onto_grid` gives, and a prepared cohort and the transforms hold."""
+GLAND_MM = 64.0, 64.0, 48.0  # a large prostate; a zoomed field of view covers it, not the grid
+MIN_COVERAGE = 0.5  # of the gland's region, else the study is refused; of the grid, else it is warned of
 
 
 @dataclass(frozen=True)
@@ -264,3 +274,75 @@ def _ones(image: sitk.Image) -> sitk.Image:
     ones = sitk.Image(image.GetSize(), sitk.sitkUInt8) + 1
     ones.CopyInformation(image)
     return ones
+
+
+def onto_grid(
+    images: Images,
+    report: Facts,
+    *,
+    spacing: tuple[float, float, float],
+    size: tuple[int, int, int],
+    register: bool = True,
+    center_mm: tuple[float, float, float] | None = None,
+) -> tuple[Images, Facts]:
+    """Register ADC to T2, and bring T2, ADC and high-b onto one grid in one interpolation each.
+
+    Args:
+        images: From :func:`load_images`; with ``valid`` they are registered already and only change their grid.
+        report: What is known of them.
+        spacing: Of the grid, mm along T2's rows, columns and slices.
+        size: Voxels along the same.
+        register: False trusts the scanner's positions.
+        center_mm: LPS point that the grid lies about; T2's centre by default.
+
+    Returns:
+        ``t2``, ``adc``, ``hbv`` and ``valid`` (1 where there is diffusion data) on the grid; the report with the
+        registration's figures and the share of the grid that has diffusion data.
+
+    Raises:
+        StudyError: ``no_overlap`` if less than half of the gland's region about the grid's centre has diffusion data.
+    """
+    t2, adc, hbv = images["t2"], images["adc"], images["hbv"]
+    report = report | {"warnings": list(report["warnings"])}
+    transform: sitk.Transform | None = None
+    if register and "valid" not in images:
+        found = register_rigid(t2, adc)
+        transform = found.transform
+        report["registration"] = _figures(found)
+        if not found.accepted:
+            report["warnings"].append(f"Registration refused, diffusion left where the scanner put it: {found.reason}")
+    if center_mm:
+        report["crop_center_mm"] = [round(value, 3) for value in center_mm]
+    grid = common_grid(t2, spacing_mm=spacing, size=size, center_mm=center_mm)
+    fixed, _ = resample(t2, grid, interpolator=sitk.sitkBSpline)
+    moved, valid = resample(adc, grid, transform)
+    high, _ = resample(hbv, grid, transform)
+    if "valid" in images:
+        known, _ = resample(images["valid"], grid)
+        valid = sitk.And(valid, known >= 0.5)
+        moved, high = sitk.Mask(moved, valid), sitk.Mask(high, valid)
+    coverage = float(sitk.GetArrayViewFromImage(valid).mean())
+    report["coverage"] = round(coverage, 4)
+    if (gland := _central_coverage(valid)) < MIN_COVERAGE:
+        place = "the given point" if center_mm else "T2's centre"
+        raise StudyError(
+            "no_overlap",
+            f"Only {gland:.0%} of the gland's region, {GLAND_MM[0]:g} x {GLAND_MM[1]:g} x {GLAND_MM[2]:g} mm about "
+            f"{place}, has diffusion data. Do they belong together?",
+        )
+    if coverage < MIN_COVERAGE:
+        report["warnings"].append(f"Only {coverage:.0%} of the grid has diffusion data: its field of view is small.")
+    return {"t2": fixed, "adc": moved, "hbv": high, "valid": valid}, report
+
+
+def _central_coverage(valid: sitk.Image) -> float:
+    """Share of the voxels above 0 in a gland-sized box about an image's centre, at most the whole image."""
+    wanted = [max(1, round(mm / spacing)) for mm, spacing in zip(GLAND_MM, valid.GetSpacing(), strict=True)]
+    size = [min(one, n) for one, n in zip(wanted, valid.GetSize(), strict=True)]
+    first = [(n - one) // 2 for one, n in zip(size, valid.GetSize(), strict=True)]
+    return float(sitk.GetArrayFromImage(sitk.RegionOfInterest(valid, size, first)).mean())
+
+
+def _figures(found: Registration) -> dict[str, Any]:
+    numbers = {name: round(getattr(found, name), 4) for name in ("mi_before", "mi_after", "shift_mm", "rotation_deg")}
+    return {"accepted": found.accepted, "reason": found.reason} | numbers

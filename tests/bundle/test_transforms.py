@@ -15,8 +15,8 @@ from monai.data.utils import json_hashing
 from mri_alm.bundle.transforms import LoadRegisteredExamd, collate, to_metatensor, to_sitk
 from mri_alm.errors import StudyError
 from mri_alm.imaging.diffusion import fit_adc
-from mri_alm.imaging.exam import load_images, onto_grid
-from mri_alm.imaging.registration import Registration, common_grid
+from mri_alm.imaging.exam import load_images
+from mri_alm.imaging.registration import Registration, common_grid, onto_grid
 from mri_alm.phantom.dicom import write_dicom_study
 from mri_alm.phantom.study import PhantomStudy, make_study
 
@@ -313,7 +313,7 @@ def test_without_registration_diffusion_stays_where_the_scanner_put_it(study: Ph
 
 def test_a_refused_registration_is_a_warning(study: PhantomStudy, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = Registration(sitk.Transform(3, sitk.sitkIdentity), False, 0.2, 0.21, 20.0, 3.0, "implausible movement")
-    monkeypatch.setattr("mri_alm.imaging.exam.register_rigid", lambda *_: refused)
+    monkeypatch.setattr("mri_alm.imaging.registration.register_rigid", lambda *_: refused)
     report = onto(images(study) | {"report": {"warnings": ["an earlier one"]}})["report"]
     assert report["registration"] == {
         "accepted": False, "reason": "implausible movement", "mi_before": 0.2, "mi_after": 0.21, "shift_mm": 20.0,

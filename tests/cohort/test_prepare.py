@@ -18,7 +18,7 @@ import pytest
 import SimpleITK as sitk  # noqa: N813
 from exams import GRID, SHAPE, check_invariants, dicom_exam, image_exam, prepare, write_image, write_text
 
-import mri_alm.imaging.exam
+import mri_alm.imaging.registration
 from mri_alm.bundle.transforms import LoadRegisteredExamd
 from mri_alm.cohort.manifest import Cohort, read_manifest
 from mri_alm.cohort.overview import check_cohort, dry_run, summary_text
@@ -159,7 +159,7 @@ def test_prepared_images_are_not_registered_again(prepared: tuple[Path, Any], mo
     def refuse(*_: object) -> None:
         raise AssertionError("registered twice")
 
-    monkeypatch.setattr("mri_alm.imaging.exam.register_rigid", refuse)
+    monkeypatch.setattr("mri_alm.imaging.registration.register_rigid", refuse)
     study = read_manifest(prepared[0] / "manifest.csv")[0]
     item = LoadRegisteredExamd(GRID["spacing"], GRID["size"])(study.item())
     for name in ("t2", "adc", "hbv", "valid"):
@@ -269,14 +269,14 @@ def test_what_itk_refuses_goes_unregistered_or_fails_alone(tmp_path: Path, monke
     assert any("Registration refused" in text for text in found["a"]["warnings"])
     assert [row["error_code"] for row in outcome.rows] == ["", "", ""]
 
-    original = mri_alm.imaging.exam.resample
+    original = mri_alm.imaging.registration.resample
 
     def strict(image: sitk.Image, *words: Any, **options: Any) -> Any:
         if image.GetSize()[2] == 3:
             raise RuntimeError(f"Exception thrown in SimpleITK ResampleImageFilter_Execute: {tmp_path}: too thin")
         return original(image, *words, **options)
 
-    monkeypatch.setattr(mri_alm.imaging.exam, "resample", strict)
+    monkeypatch.setattr(mri_alm.imaging.registration, "resample", strict)
     rows = prepare(tmp_path / "in", tmp_path / "d", rules=rules).rows
     assert sorted(row["error_code"] for row in rows) == ["", "", "itk"]
     (text,) = [row["error_text"] for row in rows if row["error_code"]]
