@@ -1,8 +1,8 @@
 """How far apart ADC and high-b are by content: `python benchmarks/content.py DIR --phantoms 100`.
 
 Prints, for every kind of pair, how much the growth of the high-b image exceeds that of the ADC map: right pairs above
-the threshold (`mri_alm.imaging.map_kind.SWAPPED`) are false alarms when below it; exchanged, a pair has the negative
-value and is noticed when that is below the threshold. Each pair is also taken smoothed by 2 mm, and at 0.5 mm.
+the threshold (`mri_alm.imaging.plausibility.SWAPPED`) are false alarms when below it; exchanged, a pair has the
+negative value and is noticed when that is below the threshold. Each pair is also taken smoothed by 2 mm, and at 0.5 mm.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import SimpleITK as sitk  # noqa: N813
 from mri_alm.errors import StudyError
 from mri_alm.imaging.choose_series import build_diffusion, diffusion_sets
 from mri_alm.imaging.dicom_files import find_studies
-from mri_alm.imaging.map_kind import SWAPPED, spread_growth
+from mri_alm.imaging.plausibility import SWAPPED, spread_growth
 from mri_alm.imaging.series import group_series
 from mri_alm.phantom.study import make_study
 

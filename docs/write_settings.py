@@ -10,7 +10,7 @@ TITLES = {
     "inference": "configs/inference.json",
     "cifar": "configs/cifar*.json",
 }
-WORDS = {"$os.cpu_count()": "cores", "$mri_alm.scoring.salt_of(@trained.folder)": "the run's"}
+WORDS = {"$os.cpu_count()": "cores", "$mri_alm.scoring.salt_of(@trained.folder, @salt_file)": "your own"}
 HEAD = """# Settings
 
 <!-- Written from mri_alm/bundle/settings.yaml by `make settings`; not to be edited by hand. -->

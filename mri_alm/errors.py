@@ -49,7 +49,7 @@ def find_cause(error: BaseException, kind: type[Kind]) -> Kind | None:
 
 def memory_ran_out(error: BaseException) -> StudyError | None:
     """A study's error in words when it, or one of its causes, is that no memory could be had; else None."""
-    for cause in _causes(error):
+    for cause in causes(error):
         text = str(cause).lower() if isinstance(cause, RuntimeError) else ""
         if isinstance(cause, MemoryError) or any(word in text for word in _NO_MEMORY):
             return StudyError(
@@ -67,7 +67,7 @@ def itk_failed(error: BaseException) -> StudyError | None:
     """
     if memory_ran_out(error):
         return None
-    for cause in _causes(error):
+    for cause in causes(error):
         if isinstance(cause, RuntimeError) and (step := _ITK.search(str(cause))):
             return StudyError(
                 "itk",
@@ -77,7 +77,8 @@ def itk_failed(error: BaseException) -> StudyError | None:
     return None
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """An exception and what led to it, the last one first."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause

@@ -12,6 +12,11 @@ import sys
 import warnings
 from pathlib import Path
 
+from mri_alm.runtime.interruption import answer_signals
+
+if __name__ == "__main__":
+    answer_signals()  # before imports that take seconds
+
 from mri_alm.bundle.config import user_errors
 from mri_alm.cifar.long_tail_report import write_multiclass_report
 from mri_alm.cifar.report import make_report, write_table_report

@@ -13,6 +13,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mri_alm.runtime.interruption import answer_signals
+
+if __name__ == "__main__":
+    answer_signals("start the same command again")  # before imports that take seconds
+
 from mri_alm.errors import InputError
 from mri_alm.evaluation.analysis import evaluate
 from mri_alm.evaluation.report import pictures_beside, summary, write_evaluation

@@ -12,6 +12,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mri_alm.runtime.interruption import answer_signals
+
+if __name__ == "__main__":
+    answer_signals("start the same command again")  # before imports that take seconds
+
 from mri_alm.bundle.config import user_errors
 from mri_alm.bundle.export import export_bundle
 from mri_alm.bundle.trained_run import TrainedRun

@@ -9,6 +9,11 @@ import argparse
 import sys
 from pathlib import Path
 
+from mri_alm.runtime.interruption import answer_signals
+
+if __name__ == "__main__":
+    answer_signals()  # before imports that take seconds
+
 from mri_alm.errors import InputError
 from mri_alm.phantom.cohort import make_cohort
 from mri_alm.runtime.progress import progress_bar

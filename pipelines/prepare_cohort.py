@@ -13,10 +13,18 @@ import logging
 import sys
 from pathlib import Path
 
+from mri_alm.runtime.interruption import answer_signals
+
+if __name__ == "__main__":
+    # before imports that take seconds
+    answer_signals("finished studies are kept; the same command with --resume goes on")
+
+from mri_alm.cohort.labels import StrangeLabelsError
 from mri_alm.cohort.overview import check_cohort, dry_run, summary_text
 from mri_alm.cohort.prepare_cohort import Order, prepare_cohort
 from mri_alm.errors import InputError
 from mri_alm.imaging.dicom_files import silence_readers
+from mri_alm.runtime.console import tolerate_any_letter
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -32,9 +40,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--ray-address", "--address", help="of a Ray cluster that shares the folders (default: start one here)"
     )
     parser.add_argument("--strict", action="store_true", help="all or nothing: stop at the first failed study")
-    parser.add_argument("--dry-run", action="store_true", help="show roles and decisions, write nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="show folders, roles and decisions on this screen, write no cohort"
+    )
     parser.add_argument("--resume", action="store_true", help="go on in a folder that holds a cohort")
     parser.add_argument("--key-file", type=Path, help="also write what the keys stand for; identifies patients")
+    parser.add_argument("--salt-file", type=Path, help="secret of the keys (default: your own, docs/cohort.md)")
     parser.add_argument("--seed", type=int, default=0, help="of the split, where the labels give none (default 0)")
     parser.add_argument("--check", type=Path, metavar="COHORT", help="check a prepared cohort instead")
     options = parser.parse_args(arguments)
@@ -45,6 +56,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     """Prepare or check; the exit status."""
+    tolerate_any_letter()
     options = parse(arguments)
     try:
         if options.check:
@@ -63,6 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
             seed=options.seed,
             backend=options.backend,
             address=options.ray_address,
+            salt_file=options.salt_file,
         )
         if options.dry_run:
             print(dry_run(order))
@@ -70,6 +83,8 @@ def main(arguments: list[str] | None = None) -> int:
         outcome = prepare_cohort(order)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
+        if isinstance(error, StrangeLabelsError):
+            print(error.names, file=sys.stderr)  # for this screen alone
         return 2
     print(summary_text(order, outcome))
     return 2 if outcome.failed else 0

@@ -1,6 +1,6 @@
 """Score new exams with a trained ensemble: DCE needed or not, at a threshold fixed before.
 
-    python pipelines/score.py --model runs/prostate_alm --input DICOM_FOLDER_OR_MANIFEST.csv --output OUT
+    python pipelines/score.py --model runs/prostate_alm --input FOLDER_OR_MANIFEST.csv --output OUT
     python pipelines/score.py ... --calibration CALIBRATION/scores.csv --labels calibration.csv --alpha 0.1 --eps 0.1
 
 Without --calibration the threshold is that of training, which is approximate. With it, the chance that the threshold
@@ -14,23 +14,32 @@ import logging
 import sys
 from pathlib import Path
 
+from mri_alm.runtime.interruption import answer_signals
+
+if __name__ == "__main__":
+    answer_signals("start the same command again")  # before imports that take seconds
+
 from monai.bundle import ConfigWorkflow
 
 from mri_alm.bundle.config import user_errors
 from mri_alm.errors import InputError
 from mri_alm.runtime.atomic import private_files, sweep
+from mri_alm.runtime.console import tolerate_any_letter
 from mri_alm.runtime.locks import exclusive_lock
 from mri_alm.runtime.tables import write_csv
-from mri_alm.scoring.new_exams import key_table
+from mri_alm.scoring.new_exams import is_manifest, key_table
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
 
 def main() -> int:
     """Parse the arguments, run the inference bundle, report by exit status."""
+    tolerate_any_letter()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="run folder of a finished training")
-    parser.add_argument("--input", type=Path, required=True, help="folder with DICOM studies, or a manifest (.csv)")
+    parser.add_argument(
+        "--input", type=Path, required=True, help="folder of exams of any layout, or a table or manifest (.csv)"
+    )
     parser.add_argument("--output", type=Path, required=True, help="folder to write to")
     parser.add_argument("--threads", type=int, help="exams prepared at once (default: one per core)")
     parser.add_argument(
@@ -38,6 +47,7 @@ def main() -> int:
         type=Path,
         help="also write which folder each study key stands for; identifies patients, must lie outside --output",
     )
+    parser.add_argument("--salt-file", type=Path, help="secret of the study keys (default: your own, docs/cohort.md)")
     parser.add_argument("--calibration", type=Path, help="scores.csv that this model gave a cohort it never saw")
     parser.add_argument("--labels", type=Path, help="with --calibration: CSV with study, label, patient")
     parser.add_argument("--alpha", type=float, help="with --calibration: largest acceptable miss rate (default 0.1)")
@@ -45,27 +55,13 @@ def main() -> int:
     parser.add_argument("--sr", action="store_true", help="also write a pseudonymous DICOM Structured Report per exam")
     parser.add_argument("--explain", type=int, default=0, metavar="N", help="explain the N exams nearest the threshold")
     parser.add_argument(
-        "--allow-outside-paths", "--outside", action="store_true", help="the manifest may name files outside its folder"
+        "--allow-outside-paths", "--outside", action="store_true", help="the table may name files outside its folder"
     )
     parser.add_argument("--trust", action="store_true", help="run whatever the model's config says (docs/security.md)")
     arguments = parser.parse_args()
-    overrides = {"run_dir": arguments.model} | {  # paths stay paths: MONAI evaluates texts that begin with $, @ or %
-        name: value
-        for name in (
-            "input",
-            "output",
-            "calibration",
-            "labels",
-            "alpha",
-            "eps",
-            "threads",
-            "sr",
-            "explain",
-            "trust",
-            "allow_outside_paths",
-        )
-        if (value := getattr(arguments, name)) is not None
-    }
+    others = {name: value for name, value in vars(arguments).items() if name not in ("model", "key_file")}
+    # Paths stay paths: MONAI evaluates texts that begin with $, @ or %.
+    overrides = {"run_dir": arguments.model} | {name: value for name, value in others.items() if value is not None}
     with user_errors(), private_files(), exclusive_lock(arguments.output / ".lock"):
         sweep(arguments.output)
         if arguments.calibration is None and not {"labels", "alpha", "eps"}.isdisjoint(overrides):
@@ -74,8 +70,8 @@ def main() -> int:
             raise InputError(f"--explain must be 0 or more, got {arguments.explain}.")
         if arguments.key_file and arguments.output.resolve() in arguments.key_file.resolve().parents:
             raise InputError("--key-file identifies patients: put it outside --output, which is meant to be shared.")
-        if arguments.key_file and not Path(arguments.input).is_dir():
-            raise InputError("--key-file is for a folder of DICOM: a manifest names its studies itself.")
+        if arguments.key_file and is_manifest(arguments.input):
+            raise InputError("--key-file is for exams that get keys: a manifest names its studies itself.")
         workflow = ConfigWorkflow(
             str(CONFIGS / "inference.json"),
             logging_file=str(CONFIGS / "logging.conf"),
@@ -86,7 +82,7 @@ def main() -> int:
         workflow.run()
         studies = workflow.parser.get_parsed_content("studies")
         if arguments.key_file:
-            write_csv(arguments.key_file, ("study", "folder"), key_table(studies))
+            write_csv(arguments.key_file, ("study", "folder", "name"), key_table(studies))
         workflow.finalize()
     return 2 if studies.errors else 0
 

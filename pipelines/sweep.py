@@ -13,6 +13,11 @@ import sys
 import warnings
 from pathlib import Path
 
+from mri_alm.runtime.interruption import answer_signals
+
+if __name__ == "__main__":
+    answer_signals()  # before imports that take seconds
+
 from mri_alm.bundle.config import user_errors
 from mri_alm.cifar.table import TABLES, BenchmarkTable
 from mri_alm.cifar.training import Search, points, write_tuned

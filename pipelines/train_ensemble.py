@@ -11,10 +11,16 @@ docs/cluster.md explains more. Exit status: 0 done, 2 the input cannot be used o
 import argparse
 import warnings
 
+from mri_alm.runtime.interruption import answer_signals
+
+if __name__ == "__main__":
+    answer_signals()  # before imports that take seconds
+
 from fire.parser import DefaultParseValue
 from monai.bundle import ConfigWorkflow
+from monai.utils import ensure_tuple
 
-from mri_alm.bundle.config import user_errors
+from mri_alm.bundle.config import read_words, require_checkout, user_errors
 from mri_alm.errors import InputError
 
 
@@ -50,13 +56,16 @@ def overrides(words: list[str]) -> dict[str, object]:
     names, values = pairs[::2], pairs[1::2]
     if len(names) != len(values) or not all(name.startswith("--") for name in names):
         raise InputError(f"Settings are pairs such as --max_epochs 20, got: {' '.join(words)}")
-    return {name[2:]: DefaultParseValue(value) for name, value in zip(names, values, strict=True)}
+    typed = {name[2:].replace("-", "_"): value for name, value in zip(names, values, strict=True)}
+    return {name: DefaultParseValue(value) for name, value in typed.items()} | read_words(typed)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Train, ensemble, report."""
     with user_errors():
-        workflow = ConfigWorkflow(**{"workflow_type": "train"} | parse(arguments))
+        settings = parse(arguments)
+        require_checkout(ensure_tuple(settings["config_file"]))
+        workflow = ConfigWorkflow(**{"workflow_type": "train"} | settings)
         workflow.initialize()
         workflow.run()
         workflow.finalize()

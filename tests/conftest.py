@@ -9,10 +9,11 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(autouse=True, scope="session")
-def at_root() -> Iterator[None]:
-    """The configs' macros resolve against the working directory."""
+def at_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The configs' macros resolve against the working directory; the user's own state folder stays as it is."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
+        patch.setenv("MRI_ALM_STATE", str(tmp_path_factory.mktemp("state")))
         yield
 
 

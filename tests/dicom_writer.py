@@ -12,6 +12,11 @@ from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.sequence import Sequence
 from pydicom.uid import EnhancedMRImageStorage, ExplicitVRLittleEndian, MRImageStorage
 
+# Who owns the private groups that tests write elements of: without its creator an element says nothing.
+CREATORS = {
+    0x0019: "SIEMENS MR HEADER", 0x2001: "Philips Imaging DD 001", 0x2005: "Philips MR Imaging DD 001",
+    0x0043: "GEMS_PARM_01", 0x0065: "Image Private Header",
+}  # fmt: skip
 OBLIQUE = (1.0, 0.0, 0.0, 0.0, 0.8, -0.6)
 
 
@@ -57,11 +62,21 @@ def header(scan: Scan, index: int, study: str) -> Dataset:
     ds.PixelData = scan.pixels[index].astype("<u2").tobytes()
     for key, value in scan.elements.items():
         if isinstance(key, tuple):
-            ds.add_new(key, *value)
+            add_private(ds, key, *value)
         elif key != "series_tail":
             setattr(ds, key, value)
     if scan.edit is not None:
         scan.edit(ds, index)
+    return ds
+
+
+def add_private(ds: Dataset, tag: tuple[int, int], vr: str, value: Any) -> Dataset:
+    """Add an element; of a private group with its creator, where none owns the block."""
+    group, element = tag
+    if group % 2 and element >> 8 and (group, element >> 8) not in ds:
+        creator = "GEMS_ACQU_01" if group == 0x0019 and element & 0xFF > 0xA0 else CREATORS[group]
+        ds.add_new((group, element >> 8), "LO", creator)
+    ds.add_new(tag, vr, value)
     return ds
 
 
@@ -79,16 +94,22 @@ def write(folder: Path, *scans: Scan, study: str = "7", skip: tuple[int, ...] = 
 
 def write_enhanced(path: Path, *scans: Scan, order: Iterable[int] | None = None, study: str = "7") -> Path:
     """Write all slices of all scans as frames of one enhanced multi-frame file, in a given order of all frames."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     slices = [header(scan, index, study) for scan in scans for index in range(len(scan.pixels))]
     slices = [slices[number] for number in (range(len(slices)) if order is None else order)]
-    ds = header(scans[0], 0, study)
+    return save_enhanced(path, header(scans[0], 0, study), slices)
+
+
+def save_enhanced(path: Path, ds: Dataset, slices: list[Dataset]) -> Path:
+    """Write classic slices as frames of one enhanced file with the general header ``ds``, which is changed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    groups = [_groups(one) for one in slices]
     ds.file_meta.MediaStorageSOPClassUID = ds.SOPClassUID = EnhancedMRImageStorage
     for name in ("ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing", "EchoTime", "DiffusionBValue"):
         ds.pop(name, None)
+    pixels = b"".join(one.PixelData for one in slices)
     ds.SharedFunctionalGroupsSequence = Sequence([Dataset()])
-    ds.PerFrameFunctionalGroupsSequence = Sequence(_groups(one) for one in slices)
-    ds.NumberOfFrames, ds.PixelData = len(slices), b"".join(one.PixelData for one in slices)
+    ds.PerFrameFunctionalGroupsSequence = Sequence(groups)
+    ds.NumberOfFrames, ds.PixelData = len(slices), pixels
     ds.save_as(path, enforce_file_format=True)
     return path
 
@@ -100,7 +121,8 @@ def _groups(one: Dataset) -> Dataset:
         "PlaneOrientationSequence": ("ImageOrientationPatient",),
         "PixelMeasuresSequence": ("PixelSpacing", "SliceThickness"),
         "PixelValueTransformationSequence": ("RescaleSlope", "RescaleIntercept"),
-        "MRDiffusionSequence": ("DiffusionBValue",),
+        "MRDiffusionSequence": ("DiffusionBValue", "DiffusionGradientDirectionSequence"),
+        "MREchoSequence": ("EffectiveEchoTime",),
     }
     groups = Dataset()
     for name, elements in places.items():

@@ -29,16 +29,19 @@ def tissue(seed: int, low: int, high: int) -> np.ndarray:
 def scans(seed: int) -> list[Scan]:
     """T2, b = 50 and 800, ADC and a calculated b = 1400."""
 
-    def diffusion(number: int, b: int, name: str, low: int, high: int, *types: str) -> Scan:
+    adc, s0 = tissue(seed, 700, 1800), tissue(seed, 1000, 3500)
+
+    def diffusion(number: int, b: int, name: str, pixels: np.ndarray | None = None, *types: str) -> Scan:
         kind = (*DIFFUSION[:3], *types) if types else DIFFUSION
-        return Scan(tissue(seed, low, high), number, name, kind, elements={(0x0019, 0x100C): ("IS", str(b))})
+        signal = np.round(s0 * np.exp(-b * 1e-6 * adc)).astype(np.uint16) if pixels is None else pixels
+        return Scan(signal, number, name, kind, elements={(0x0019, 0x100C): ("IS", str(b))})
 
     found = [
         Scan(tissue(seed, 50, 600), 4, "t2_tse_tra"),
-        diffusion(6, 50, "ep2d_diff", 300, 900),
-        diffusion(7, 800, "ep2d_diff", 100, 400),
-        diffusion(8, 800, "ep2d_diff_ADC", 700, 1800, "ADC"),
-        diffusion(9, 1400, "ep2d_diffCALC_BVAL", 20, 200),
+        diffusion(6, 50, "ep2d_diff"),
+        diffusion(7, 800, "ep2d_diff"),
+        diffusion(8, 800, "ep2d_diff_ADC", adc, "ADC"),
+        diffusion(9, 1400, "ep2d_diffCALC_BVAL"),
     ]
     # Diffusion lies 2 mm off T2, as in life: the registration has something to find.
     return [
@@ -108,10 +111,11 @@ def check_invariants(source: Path, output: Path, outcome: PreparedCohort) -> Non
         assert sum(states.values()) == row["files_seen"]
         seen += row["files_seen"]
         assert (row["status"] == "failed") == bool(row["error_code"]) == bool(row["error_text"])
+        assert row["error_code"] != "unexpected", (output / row["study"] / "bug_report.txt").read_text()
         assert {p.name for p in (output / row["study"]).iterdir()} == (
             {"study.json"}
             if row["status"] == "failed"
-            else {"study.json", "qc.jpg", "t2.nii.gz", "adc.nii.gz", "hbv.nii.gz", "valid.nii.gz"}
+            else {"study.json", "qc.jpg", *(f"{name}.nii.gz" for name in record["images"])}
         )
     assert seen == json.loads((output / "cohort.json").read_text())["files"]["seen"]
     if source.is_dir():

@@ -12,6 +12,8 @@ from monai.bundle import ConfigWorkflow
 
 CONFIG = "configs/prostate_alm.json"
 COLUMNS = ("study", "patient", "label", "side", "t2", "adc", "hbv")
+CAME_AS = {"t2_spacing_mm": "0.5 0.5 3", "adc_spacing_mm": "2 2 3"}  # before somebody made them tiny: good exams
+COHORT_COLUMNS = (*COLUMNS, *CAME_AS)
 SETTINGS: dict[str, Any] = {
     "size": [8, 8, 8],
     "spacing": [10.0, 10.0, 6.0],
@@ -45,11 +47,11 @@ def write_cohort(folder: Path, train: int = 30, test: int = 12) -> Path:
         for column, level, lesion in (("t2", 100, 0.7), ("adc", 1300, 0.6), ("hbv", 50, 2)):
             write_image(folder / name / f"{column}.nii", rng, level, lesion if label else 1)
         paths = [f"{name}/{column}.nii" for column in ("t2", "adc", "hbv")]
-        rows.append([name, name, str(label), "train" if number < train else "test", *paths])
+        rows.append([name, name, str(label), "train" if number < train else "test", *paths, *CAME_AS.values()])
     return write_manifest(folder / "manifest.csv", rows)
 
 
-def write_manifest(path: Path, rows: Sequence[Sequence[str]], columns: Sequence[str] = COLUMNS) -> Path:
+def write_manifest(path: Path, rows: Sequence[Sequence[str]], columns: Sequence[str] = COHORT_COLUMNS) -> Path:
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([columns, *rows])
     return path

@@ -1,10 +1,11 @@
-"""A few hundred damaged files: volumes or a refusal, nothing else. The long run is benchmarks/fuzz_ingest.py."""
+"""Damaged files and exams: right, refused or named, nothing else. The long run is benchmarks/fuzz_ingest.py."""
 
 import tracemalloc
 
 import numpy as np
 import pytest
 from fuzz import FORMATS, make, read, write_sources
+from fuzz_structure import EVERY, NOTHING, structure_outcome
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +53,17 @@ def test_an_error_of_our_own_is_not_taken_for_damage(sources, monkeypatch):
     monkeypatch.setattr("mri_alm.imaging.series.b_value", broken)
     with pytest.raises(ZeroDivisionError, match=r"^$"):
         read("dicom", sources["dicom"])
+
+
+SOUND = [number for number, one in enumerate([*EVERY.values()] * 6) if one is NOTHING]
+
+
+@pytest.mark.parametrize("number", SOUND)
+def test_a_sound_exam_is_read_right(number, tmp_path):
+    assert structure_outcome(number, 3, tmp_path / "exam").kind in ("right", "right, warned")
+
+
+@pytest.mark.parametrize("number", [n for n, one in enumerate(EVERY.values()) if one is not NOTHING])
+def test_a_damaged_exam_is_right_refused_or_named(number, tmp_path):
+    found = structure_outcome(number, 4, tmp_path / "exam")
+    assert found.kind in ("right", "right, warned", "refused", "named"), found

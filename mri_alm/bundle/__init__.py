@@ -9,7 +9,7 @@ __getattr__, __dir__, __all__ = faces(
     __name__,
     {
         "config": ["check", "choose", "join"],
-        "transforms": ["CheckedCache", "LoadRegisteredExamd", "collate"],
+        "transforms": ["CheckedCache", "LoadRegisteredExamd", "NormalizeWithinMaskd", "collate", "without_hbv"],
         "trained_run": ["Ensemble", "TrainedRun", "averaged"],
     },
 )

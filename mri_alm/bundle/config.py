@@ -5,15 +5,19 @@ running parser in the calling frames (docs/decisions.md, 2).
 """
 
 import contextlib
-import itertools
 import json
 import logging
+import os
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, cast
 
+import torch
+from fire.parser import DefaultParseValue
 from monai.bundle import ConfigParser
 from monai.bundle.properties import InferProperties, TrainProperties
 from monai.bundle.reference_resolver import ReferenceResolver
@@ -23,13 +27,17 @@ from mri_alm.alm import processes
 from mri_alm.alm.schedule import preset
 from mri_alm.bundle.old_runs import same_part
 from mri_alm.bundle.run_folder import RunFolder
-from mri_alm.bundle.settings import FREE_SETTINGS, RENAMED_SETTINGS, SETTINGS, check_values
+from mri_alm.bundle.settings import FREE_SETTINGS, RENAMED_SETTINGS, SETTINGS, Setting, check_values, settle
 from mri_alm.errors import InputError, did_you_mean, find_cause
+from mri_alm.runtime.console import tolerate_any_letter
 from mri_alm.runtime.files import write_json
+from mri_alm.runtime.interruption import answer_signals
 
 logger = logging.getLogger("mri_alm")
 
 PACKAGES = ("mri-alm", "torch", "monai", "SimpleITK", "numpy", "scikit-learn")
+_MONAI = os.path.join("monai", "bundle", "__main__.py")  # noqa: PTH118 - the end of sys.argv[0]
+_MARKS = {"$": "code", "@": "a reference", "%": "a file"}
 _FREE_PARTS = ("device", "local_rank", "replica", "initialize", "finalize")  # what configs/multi_gpu.json sets
 _KNOWN = (  # the last three are read by mri_alm.training, and by MONAI's --tracking
     "imports", "initialize", "run", "finalize", "prepared", "prepared_batches",
@@ -58,32 +66,66 @@ def join(device: Any) -> None:
 
 def check() -> None:
     """The first line of a config's ``initialize``: refuse settings that do not exist or cannot be meant."""
+    tolerate_any_letter()
     with user_errors():
         parser = running_parser()
         config: dict[str, Any] = parser.get()
+        answer_signals("start the same command again" if "trained" in config else None)
         if "run" not in config:
             raise InputError(
                 "This config only changes another one. Name both, that one first, such as "
                 "--config_file \"['configs/cifar10_binary.json','configs/cifar100_binary.json']\""
             )
         own_tracking(config)
-        check_words(sys.argv[1:])
-        if rename_settings(config):
-            parser.parse(reset=True)  # what refers to them is resolved anew
+        if sys.argv[0].endswith(_MONAI):
+            config |= read_words(typed_words(sys.argv[1:]))
+        rename_settings(config)
+        settle(config)
         check_names(config)
         check_values(config)
+        parser.parse(reset=True)  # what refers to a setting that was read anew
         if not str(config.get("preset", "$")).startswith(("$", "@")):
             preset(config["preset"])
+        check_device(parser)
 
 
-def rename_settings(config: dict[str, Any]) -> bool:
-    """Understand the old spelling of a setting, and say the new one; whether there was any."""
+def typed_words(words: Sequence[str]) -> dict[str, str]:
+    """Names and values of ``--name value`` and ``--name=value``, as they were typed; the last one of a name counts."""
+    found: dict[str, str] = {}
+    name = ""
+    for word in words:
+        if re.match("--?[A-Za-z]", word):
+            name, equals, value = word.lstrip("-").partition("=")
+            name = name.replace("-", "_")
+            if equals:
+                found[name], name = value, ""
+        elif name:
+            found[name], name = word, ""
+    return found
+
+
+def read_words(words: Mapping[str, str]) -> dict[str, Any]:
+    """The settings among typed words, each as its kind takes it (:meth:`Setting.typed`).
+
+    Raises:
+        InputError: If MONAI would not take a word for the value that was meant.
+    """
+    check_words(words)
+    settings = {name: setting for name in words if (setting := _setting(name))}
+    return {name: setting.typed(words[name], DefaultParseValue(words[name])) for name, setting in settings.items()}
+
+
+def _setting(name: str) -> Setting | None:
+    return SETTINGS.get(RENAMED_SETTINGS.get(name, name))
+
+
+def rename_settings(config: dict[str, Any]) -> None:
+    """Understand the old spelling of a setting, and say the new one."""
     found = [old for old in RENAMED_SETTINGS if old in config and RENAMED_SETTINGS[old] in referenced(config)]
     for old in found:
         new = RENAMED_SETTINGS[old]
         logger.warning("Setting %s is called %s now; it is understood.", old, new)
         config[new] = config.pop(old)
-    return bool(found)
 
 
 def own_tracking(config: dict[str, Any]) -> None:
@@ -102,16 +144,74 @@ def own_tracking(config: dict[str, Any]) -> None:
     config |= {"tracking": "mlflow", "save_execute_config": False}
 
 
-def check_words(words: Sequence[str]) -> None:
-    """Refuse ``--name None`` on the command line: MONAI would drop it and keep the config's own value, in silence.
+def check_words(words: Mapping[str, str]) -> None:
+    """Refuse words of the command line that MONAI would not take for the text that was meant.
+
+    It drops ``None`` and keeps the config's own value, in silence; takes what begins with ``$``, ``@`` or ``%`` for
+    code, a reference or a file; and changes ``#``.
+
+    Args:
+        words: From :func:`typed_words`.
 
     Raises:
         InputError: Naming the setting.
     """
-    for before, word in itertools.pairwise(["", *words]):
-        name, _, value = word.partition("=") if word.startswith("--") else (before, "", word)
-        if value == "None" and name.startswith("--"):
-            raise InputError(f"MONAI ignores {name} None. Write {name} '$None' instead.")
+    for name, word in words.items():
+        setting = _setting(name)
+        if word == "None":
+            raise InputError(f"MONAI ignores --{name} None. Write --{name} '$None' instead.")
+        if setting and word[:1] in _MARKS and word != "$None":
+            raise InputError(
+                f"--{name} begins with {word[0]}, which MONAI takes for {_MARKS[word[0]]}, and a setting is a value. "
+                f"Write the value; a file or folder of that name as ./{word}."
+            )
+        if setting and setting.kind == "text" and "#" in word:
+            raise InputError(f"--{name} holds #, which MONAI changes into ::. Choose a value without it.")
+
+
+def check_device(parser: ConfigParser) -> None:
+    """Take a ``device`` given as text, and refuse one that this machine lacks, or ``amp`` without a GPU.
+
+    Raises:
+        InputError: Saying what the machine has.
+    """
+    config: dict[str, Any] = parser.get()
+    if "device" not in config:
+        return
+    given = parser.get_parsed_content("device")
+    try:
+        device = torch.device(given)
+    except (RuntimeError, TypeError):
+        raise InputError(f"device must be cpu, cuda, or one GPU such as cuda:0, got {given}.") from None
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    there = {"cpu": 1, "cuda": gpus, "mps": int(torch.backends.mps.is_available())}
+    if (device.index or 0) >= there.get(device.type, 0):
+        raise InputError(
+            f"device is {device}, but PyTorch sees {gpus} GPUs (CUDA) here. Leave --device out, which takes what there "
+            "is, or look at the driver (nvidia-smi) and at CUDA_VISIBLE_DEVICES."
+        )
+    if config.get("amp") is True and device.type != "cuda":
+        raise InputError(f"amp needs a GPU (CUDA), and device is {device}. Leave --amp out.")
+    if not isinstance(given, torch.device):
+        config["device"] = f"$torch.device('{device}')"
+        parser.parse(reset=True)
+
+
+def require_checkout(files: Sequence[str]) -> None:
+    """Refuse to start in a folder where MONAI would not find the configs and their parts.
+
+    Args:
+        files: The config files asked for.
+
+    Raises:
+        InputError: Naming the first one that is missing.
+    """
+    for path in (*map(Path, files), Path("configs/parts")):
+        if not path.exists():
+            raise InputError(
+                f"There is no {path} in this folder. Start in the checkout, whose configs name their parts from there; "
+                "cohort, run_dir and other paths may lie anywhere."
+            )
 
 
 def check_names(config: dict[str, Any]) -> None:
@@ -201,7 +301,14 @@ def write_run_config(run: RunFolder, config: dict[str, Any]) -> None:
 
 
 def _as_json(config: dict[str, Any]) -> dict[str, Any]:
-    return cast(dict[str, Any], json.loads(json.dumps({k: v for k, v in config.items() if k != "_meta_"})))
+    plain = {k: v for k, v in config.items() if k != "_meta_"}
+    return cast(dict[str, Any], json.loads(json.dumps(plain, default=_path_as_text)))
+
+
+def _path_as_text(path: Any) -> str:
+    """A path as text that MONAI does not evaluate when it reads it back."""
+    text = os.fspath(path)
+    return f"./{text}" if text.startswith((*_MARKS,)) else text
 
 
 def member_parser(config: dict[str, Any], split: int, cohort: Any) -> ConfigParser:

@@ -1,6 +1,6 @@
 """A finished run as a bundle of MONAI's model zoo: configs, weights as safetensors, metadata, a card, a licence.
 
-What could point to patients or to this machine stays behind: names of exams, the manifest, folders, the salt.
+What could point to patients or to this machine stays behind: names of exams, the manifest, folders.
 """
 
 from collections.abc import Mapping
@@ -16,6 +16,7 @@ from mri_alm.bundle.checkpoints import save_tensors
 from mri_alm.bundle.run_folder import RunFolder
 from mri_alm.bundle.settings import PRIVATE_SETTINGS, SETTINGS
 from mri_alm.bundle.trained_run import Ensemble, MeanLogit, TrainedRun
+from mri_alm.cohort.protocol import trained_in_words, training_note
 from mri_alm.errors import InputError
 from mri_alm.runtime.atomic import write_atomically
 from mri_alm.runtime.files import read_json, sha256, write_bytes, write_json
@@ -24,7 +25,7 @@ _CARD = """# {name}
 
 {description}
 
-**Research only. Not a medical device; not to be used for a decision about a patient.**
+**Research only. Not a medical device; not to be used for a decision about a patient.**{note}
 
 | | |
 |---|---|
@@ -33,6 +34,7 @@ _CARD = """# {name}
 | loss | `{loss}`, multipliers with preset `{preset}` |
 | held-out positives behind the threshold | {positives} |
 | test AUC | {auc} |
+| trained on | {trained} |
 
 {point}
 
@@ -81,6 +83,8 @@ def _write(run: TrainedRun, output: Path, source: Path) -> None:
     bundle, configs = RunFolder(output), source / "configs"
     write_json(bundle.threshold, run.point.to_json() | {"checkpoints": digests})
     write_json(bundle.config, {key: _neutral(value) for key, value in run.run.record.items()})
+    if run.trained_on:
+        write_json(bundle.protocol, run.trained_on)
     inference = read_json(configs / "inference.json")
     write_json(output / "configs" / "inference.json", inference | _inference(network, len(members)))
     metadata = _metadata(read_json(configs / "metadata.json"), run)
@@ -109,7 +113,10 @@ def _inference(network: dict[str, Any], count: int) -> dict[str, Any]:
         "network_def": {"_target_": "mri_alm.bundle.averaged", "member": network, "count": count},
         "network": "$@trained.ensemble().to(@device, memory_format=torch.channels_last_3d)",
         # not @point: MONAI's `load` initialises from any working directory, and needs no run
-        "initialize": ["$mri_alm.bundle.check()", "$mri_alm.scoring.check_request(@input, sr=@sr)"],
+        "initialize": [
+            "$mri_alm.bundle.check()",
+            "$mri_alm.scoring.check_request(@input, sr=@sr, salt_file=@salt_file)",
+        ],
     }
 
 
@@ -121,8 +128,11 @@ def _metadata(metadata: dict[str, Any], run: TrainedRun) -> dict[str, Any]:
         "numpy_version": version("numpy"),
         "required_packages_version": packages,
         "eval_metrics": _metrics(run),
-        "data_source": f"A cohort of its own; {run.point.n_positive} positive patients stand behind the threshold",
+        "data_source": f"{trained_in_words(run.trained_on)} {run.point.n_positive} positive patients stand behind the "
+        "threshold.",
     }
+    if note := training_note(run.trained_on):
+        found["intended_use"] += f" This model was {note}: it shows that the software works, and nothing of patients."
     found["network_data_format"]["inputs"]["image"]["spatial_shape"] = run.settings["size"]
     return found
 
@@ -147,5 +157,7 @@ def _card(metadata: dict[str, Any], run: TrainedRun) -> str:
         positives=run.point.n_positive,
         auc=metadata["eval_metrics"].get("test_auc", "no test cohort"),
         point=run.point.in_words(),
+        trained=trained_in_words(run.trained_on),
+        note=f" **This model was {note}.**" if (note := training_note(run.trained_on)) else "",
         version=version("mri-alm"),
     )

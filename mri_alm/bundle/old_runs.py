@@ -6,6 +6,7 @@ changed its form, not its results.
 
 import hashlib
 import json
+import logging
 import re
 import warnings
 from collections.abc import Hashable, Mapping
@@ -16,6 +17,8 @@ from monai.transforms import Transform
 
 from mri_alm.bundle.settings import RENAMED_SETTINGS
 from mri_alm.bundle.transforms import LoadRegisteredExamd
+
+logger = logging.getLogger("mri_alm")
 
 # Digests of parts of the shipped configs, old ones and the one that ships now, that give the same results for the same
 # settings. A test says which digest to add when a part changes; if its results change too, it does not belong here.
@@ -28,8 +31,14 @@ SAME_RESULTS: dict[str, tuple[frozenset[str], ...]] = {
     ),
     # load and register are one transform; the report travels as it is, so batches name their collate function
     "preprocessing": (frozenset({"7c7fd62bb709a60e", "c8b8e2470f29aca4"}),),
-    "train": (frozenset({"14b885b389488617", "549f4f9f3a1b7c4e"}),),
+    # the last one can also leave out high b, with a chance that is 0 in runs of before
+    "train": (frozenset({"14b885b389488617", "549f4f9f3a1b7c4e", "d5d7581f0e751d77"}),),
     "validate": (frozenset({"165075c2698e86a8", "bf1844af98c52ddc"}),),
+}
+# Parts whose results did change: digests of earlier forms, and of the one that ships now. A run goes on with its own.
+OWN_PARTS = {
+    # exams are normalised within masks, and have the voxels that they have from a prepared cohort
+    "preprocessing": (frozenset({"7c7fd62bb709a60e", "c8b8e2470f29aca4"}), "c4c2e96cc3780f1f"),
 }
 
 _NAME = re.compile(r"\bmri_alm(?:\.\w+)+")
@@ -72,6 +81,29 @@ def same_part(name: str, theirs: Any, mine: Any) -> bool:
         return True
     both = {part_digest(theirs), part_digest(mine)}
     return any(both <= group for group in SAME_RESULTS.get(name, ()))
+
+
+def as_it_began(config: dict[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with those parts of :data:`OWN_PARTS` that a run of an earlier version began with.
+
+    Its results would change in the middle otherwise. A part that somebody changed stays as it is, and is refused.
+
+    Args:
+        config: As it ships now, overrides applied.
+        theirs: That of the run.
+    """
+    kept = {
+        name: canonical(theirs[name])
+        for name, (earlier, ships) in OWN_PARTS.items()
+        if part_digest(config.get(name)) == ships and part_digest(theirs.get(name)) in earlier
+    }
+    if kept:
+        logger.warning(
+            "This run began with an earlier version and goes on as it began: %s. Train a new run to have what a part "
+            "does now (CHANGELOG).",
+            ", ".join(kept),
+        )
+    return config | kept
 
 
 def _defined(name: str) -> str:

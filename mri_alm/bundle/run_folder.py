@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from mri_alm.bundle.settings import PRIVATE_SETTINGS
+from mri_alm.cohort.protocol import check_protocol
 from mri_alm.errors import InputError
 from mri_alm.metrics.threshold import OperatingPoint, one_score_per_patient
 from mri_alm.runtime.files import DamagedFileError, read_json, sha256
@@ -45,8 +46,8 @@ class RunFolder:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        self.config, self.threshold, self.metrics = (
-            self.path / f"{name}.json" for name in ("config", "threshold", "metrics")
+        self.config, self.threshold, self.metrics, self.protocol = (
+            self.path / f"{name}.json" for name in ("config", "threshold", "metrics", "protocol")
         )
         self.scores, self.held_out, self.splits = (
             self.path / f"{name}.csv" for name in ("scores", "heldout", "splits")
@@ -109,6 +110,20 @@ class RunFolder:
         """
         return read_table(self.splits, ("study", "patient", "label"))
 
+    def trained_on(self) -> dict[str, Any] | None:
+        """What the training saw, see :func:`mri_alm.cohort.protocol.training_protocol`; None where nothing says it.
+
+        Runs of before wrote no ``protocol.json``; their phantoms are known by the studies' names.
+
+        Raises:
+            InputError: If the file is damaged.
+        """
+        if self.protocol.is_file():
+            return check_protocol(read_json(self.protocol), self.protocol)
+        exams = self.trained_exams() if self.splits.is_file() else []
+        synthetic = sum(row["study"].startswith("phantom_") for row in exams)
+        return {"exams": len(exams), "synthetic": synthetic, "words": {}, "ranges": {}} if synthetic else None
+
     def digests(self, checkpoints: Mapping[str, str]) -> dict[str, str]:
         """File to SHA-256: config and checkpoints."""
         return {self.config.name: sha256(self.config)} | {f"{k}/model.pt": digest for k, digest in checkpoints.items()}
@@ -127,7 +142,7 @@ class RunRecord:
             operating point is set on.
         trained: Study to label of all training studies.
         patients: Those trained on.
-        synthetic: Whether they are phantoms.
+        trained_on: What their exams were like, see :meth:`RunFolder.trained_on`.
         history: Per split, the report of every epoch.
         best_epoch: Per split, the epoch whose weights were kept.
         members: AUCs of the members on their validation studies, and on the test cohort where there is one.
@@ -142,7 +157,7 @@ class RunRecord:
     held_out: tuple[NDArray[np.int64], NDArray[np.float64]]
     trained: dict[str, int]
     patients: frozenset[str]
-    synthetic: bool
+    trained_on: dict[str, Any] | None
     history: dict[str, list[dict[str, float]]]
     best_epoch: dict[str, int]
     members: dict[str, list[float]]
@@ -178,7 +193,7 @@ def read_run(folder: Path) -> RunRecord:
             ),
             trained={row["study"]: int(row["label"]) for row in trained},
             patients=frozenset(patient.values()),
-            synthetic=all(row["study"].startswith("phantom_") for row in trained),
+            trained_on=run.trained_on(),
             history={name: split["epochs"] for name, split in splits.items()},
             best_epoch={name: int(split["best"]["epoch"]) for name, split in splits.items()},
             members=members,

@@ -3,7 +3,9 @@
 ``docs/settings.md`` is written from it too (``make settings``).
 """
 
+import ast
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +58,23 @@ class Setting:
             return "" if fine else f"must be a whole number from {self.least} to {self.most}"
         return "" if fits(value) else f"must be {words}"
 
+    def typed(self, word: str, value: Any) -> Any:
+        """What a word of the command line means; its parser reads ``20240101``, ``1_3``, ``1e3`` and ``a#b`` as Python.
+
+        Args:
+            word: As it was typed.
+            value: What the parser made of it; kept where that is what this kind of setting takes.
+
+        Returns:
+            The value. A path that holds a mark of MONAI's is a ``Path``, and names are a tuple: it looks into neither.
+        """
+        if self.kind == "names":
+            return names_in(word)
+        if self.kind not in ("text", "path"):
+            return value
+        text = value if isinstance(value, str) and word[:1] in ("'", '"') else word
+        return Path(text) if self.kind == "path" and ("#" in text or "::" in text) else text
+
 
 def is_number(value: Any) -> bool:
     """Whether a value is a finite number, 0 or more; True and False are none."""
@@ -66,13 +85,24 @@ def _is_triple(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and len(value) == 3 and all(is_number(v) and v > 0 for v in value)
 
 
+def _is_wholes(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(type(v) is int and v > 0 for v in value)
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, (list, tuple)) and all(isinstance(v, str) for v in value))
+
+
 KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "whole": (lambda value: type(value) is int, "a whole number"),
     "number": (is_number, "a number, 0 or more"),
+    "share": (lambda value: is_number(value) and value <= 1, "a number from 0 to 1"),
     "flag": (lambda value: isinstance(value, bool), "True or False"),
-    "text": (lambda value: isinstance(value, (str, Path)), "a text"),
+    "text": (lambda value: isinstance(value, str), "a text"),
+    "path": (lambda value: isinstance(value, (str, Path)), "a text"),
+    "names": (_is_names, "a list of texts"),
     "triple": (_is_triple, 'three numbers greater than 0, such as "[40, 40, 28]"'),
-    "list": (lambda value: isinstance(value, (list, tuple)), 'a list, such as "[8, 16, 32]"'),
+    "wholes": (_is_wholes, 'a list of whole numbers greater than 0, such as "[8, 16, 32]"'),
     "any": (lambda _: True, ""),
 }
 
@@ -103,20 +133,54 @@ PRIVATE_SETTINGS = frozenset(
 )
 
 
+_NAME = re.compile(r"""\s*(?:'([^']*)'|"([^"]*)"|([^,]*?))\s*(?:,|$)""")  # quoted, or up to a comma
+
+
+def names_in(word: str) -> tuple[str, ...]:
+    """Names that were typed as a Python list of texts, or without its quotes or brackets: ``[10000_10003, 0012]``."""
+    try:
+        found = ast.literal_eval(word)
+    except (SyntaxError, ValueError):
+        found = None
+    if _is_names(found):
+        return (found,) if isinstance(found, str) else tuple(found)
+    inner = word.strip()
+    if (inner[:1], inner[-1:]) in (("[", "]"), ("(", ")")):
+        inner = inner[1:-1]
+    return tuple(name for groups in _NAME.findall(inner) if (name := "".join(groups)))
+
+
+def settle(config: dict[str, Any]) -> None:
+    """Whole numbers typed as ``1e3`` become whole, and names a tuple, into which MONAI does not look for its marks."""
+    for name, value in config.items():
+        kind = SETTINGS[name].kind if name in SETTINGS else ""
+        if kind == "whole" and type(value) is float and value.is_integer():
+            config[name] = int(value)
+        elif kind == "names" and _is_names(value) and not str(value).startswith(("$", "@")):
+            config[name] = (value,) if isinstance(value, str) else tuple(value)
+
+
 def check_values(config: Mapping[str, Any]) -> None:
     """Refuse words that the command line took for text, and values that no setting can have.
 
     Raises:
         InputError: Naming the setting, its value and the values allowed.
     """
-    for name, value in config.items():
-        if isinstance(value, str) and value.lower() in ("true", "false", "none", "null"):
-            word = value.capitalize() if value.lower() in ("true", "false") else "'$None'"
-            raise InputError(f'{name} is the text "{value}". Write {word}.')
     table = TABLE["inference"] if "trained" in config else SETTINGS
     for name, value in config.items():
-        if name in table and (problem := table[name].problem(value)):
-            raise InputError(f"{name} {problem}, got {value}.")
+        kind = table[name].kind if name in table else ""
+        word = str(value).lower() if isinstance(value, str) else ""
+        if word in ("none", "null") or (word in ("true", "false") and kind not in ("text", "path")):
+            right = value.capitalize() if word in ("true", "false") else "'$None'"
+            raise InputError(f'{name} is the text "{value}". Write {right}.')
+        if kind and (problem := table[name].problem(value)):
+            quoted = ' Put it in quotes in its file, such as "0012".' if kind in ("text", "path", "names") else ""
+            raise InputError(f"{name} {problem}, got {value}.{quoted}")
+        if kind == "path" and isinstance(value, str) and "::" in value and not value.startswith(("$", "@")):
+            raise InputError(
+                f"{name} holds # or ::, which MONAI uses in configs. Give it on the command line, which is "
+                "read as typed, or as a pathlib.Path."
+            )
     features, size = config.get("features"), config.get("size")
     if isinstance(features, list) and size is not None and min(size) < 2 ** len(features):
         raise InputError(

@@ -1,6 +1,6 @@
 """Ten checkpoints, one logit per exam: the ensemble, its predictions, and a finished run that scores."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,14 @@ from torch import Tensor, nn
 from mri_alm.bundle.checkpoints import load_tensors
 from mri_alm.bundle.inspection import inspect_config, refuse
 from mri_alm.bundle.run_folder import RunFolder
+from mri_alm.cohort.protocol import BELOW_GATE, quality_of, training_note, unlike
 from mri_alm.errors import InputError
 from mri_alm.metrics.threshold import OperatingPoint
 from mri_alm.runtime.files import sha256
 
-SCORE_COLUMNS = ("study", "logit", "score", "spread", "threshold", "dce_needed", "warnings")
+SCORE_COLUMNS = (
+    "study", "logit", "score", "spread", "threshold", "dce_needed", "warnings", "quality", "model_note",
+)  # fmt: skip
 
 
 class Ensemble(nn.Module):
@@ -66,6 +69,7 @@ class TrainedRun:
                 )
         self.settings, self.config = self.run.settings, self.run.record["config"]
         self.point, self.checkpoints = self.run.operating_point()
+        self.trained_on = self.run.trained_on()
         if not trust:
             refuse(inspect_config(self.config, str(self.run.config)), self.run.config)
         self.parser = ConfigParser(deepcopy(self.config))
@@ -136,30 +140,36 @@ def collect(evaluator: SupervisedEvaluator) -> tuple[list[str], NDArray[np.float
 
 
 def score_rows(
-    names: Sequence[str], logits: NDArray[np.float64], point: OperatingPoint, warnings: dict[str, str]
+    names: Sequence[str],
+    logits: NDArray[np.float64],
+    point: OperatingPoint,
+    reports: Mapping[str, Mapping[str, Any]],
+    *,
+    trained_on: Mapping[str, Any] | None,
 ) -> list[dict[str, Any]]:
     """Rows of ``scores.csv``: mean logit, score (its sigmoid), spread (SD of the members' logits), decision.
+
+    An exam of a quality below the gate (:mod:`mri_alm.cohort.protocol`) needs DCE whatever its score.
 
     Args:
         names: ``(N,)`` studies.
         logits: ``(N, M)``.
         point: Threshold on the score.
-        warnings: Study to text.
+        reports: Study to its facts and warnings, see :class:`mri_alm.bundle.LoadRegisteredExamd`.
+        trained_on: See :meth:`mri_alm.bundle.run_folder.RunFolder.trained_on`.
     """
     mean = logits.mean(1)
     scores = expit(mean)
     threshold = "" if np.isneginf(point.threshold) else point.threshold
-    rows = zip(names, mean, scores, logits.std(1), point.decide(scores), strict=True)
-    return [
-        dict(
-            zip(
-                SCORE_COLUMNS,
-                (n, float(x), float(s), float(d), threshold, int(needed), warnings.get(n, "")),
-                strict=True,
-            )
-        )
-        for n, x, s, d, needed in rows
-    ]
+    rows = []
+    for n, x, s, d, needed in zip(names, mean, scores, logits.std(1), point.decide(scores), strict=True):
+        report = reports[n]
+        quality = quality_of(report)
+        warnings = " | ".join([*report["warnings"], *quality.warnings, *unlike(report, trained_on)])
+        decided = int(needed or quality.level == BELOW_GATE)
+        cells = (n, float(x), float(s), float(d), threshold, decided, warnings, str(quality), training_note(trained_on))
+        rows.append(dict(zip(SCORE_COLUMNS, cells, strict=True)))
+    return rows
 
 
 class MeanLogit(nn.Module):

@@ -11,13 +11,24 @@ import SimpleITK as sitk  # noqa: N813
 import torch
 from monai.data import MetaTensor, PersistentDataset
 from monai.data.utils import list_data_collate
-from monai.transforms import Transform
-from monai.utils import convert_to_tensor
+from monai.transforms import MapTransform, Transform
+from monai.utils import convert_to_dst_type, convert_to_tensor
 
 from mri_alm.bundle.checkpoints import load_tensors, save_tensors
-from mri_alm.errors import StudyError, itk_failed, memory_ran_out
+from mri_alm.errors import InputError, StudyError
 from mri_alm.imaging.exam import crop_centre, load_images
-from mri_alm.imaging.registration import onto_grid
+from mri_alm.imaging.registration import (
+    COHORT_SIZE,
+    COHORT_SPACING_MM,
+    Facts,
+    Images,
+    as_manifest_says,
+    cohort_grid,
+    missing_high_b,
+    onto_grid,
+    same_grid,
+)
+from mri_alm.runtime.bug_reports import ends_the_run, study_failure
 from mri_alm.runtime.files import DamagedFileError
 from mri_alm.runtime.progress import progress_bar
 from mri_alm.runtime.tasks import Pool, run_tasks
@@ -36,43 +47,155 @@ class LoadRegisteredExamd(Transform):
     An item with a ``valid`` mask is registered already (:mod:`mri_alm.cohort.prepare_study`): only its grid changes.
     The grid lies about ``crop_center_mm`` of the item (LPS), or the middle of its ``gland`` mask, or T2's centre.
 
-    Adds to the item ``t2``, ``adc`` (1e-6 mm2/s), ``hbv`` and ``valid`` (1 where there is diffusion data): MetaTensors
-    ``(1, X, Y, Z)`` float32, RAS millimetres; and ``report``: a dictionary with ``warnings``, facts about the series
-    used and the registration's figures.
+    Adds to the item ``t2``, ``adc`` (1e-6 mm2/s), ``hbv``, ``valid`` (1 where there is diffusion data) and ``t2_valid``
+    (1 where T2 has slices): MetaTensors ``(1, X, Y, Z)`` float32, RAS millimetres; and ``report``: a dictionary with
+    ``warnings``, facts about the series used and the registration's figures.
 
     Args:
         spacing: Grid spacing in millimetres along T2's rows, columns and slices.
         size: Grid points along the same axes.
         register: False trusts the scanner's positions (for comparison).
+        as_prepared: Give an exam the voxels that it would have from a prepared cohort: it goes by the grid that cohorts
+            are prepared on. False, as models of version 0.1 were trained: in one interpolation.
+        without_hbv: Accept an exam without a high b, ``hbv`` is 0 then; False refuses it.
 
     Raises:
+        InputError: If the grid is larger than the one that cohorts are prepared on, and ``as_prepared`` is set.
         StudyError: If the exam cannot be used, or less than half of the gland's region has diffusion data.
     """
 
     def __init__(
-        self, spacing: Sequence[float] = (2.0, 2.0, 3.0), size: Sequence[int] = (56, 56, 28), register: bool = True
+        self,
+        spacing: Sequence[float] = (2.0, 2.0, 3.0),
+        size: Sequence[int] = (56, 56, 28),
+        register: bool = True,
+        *,
+        as_prepared: bool = False,
+        without_hbv: bool = False,
     ) -> None:
         self.spacing: Any = tuple(spacing)
         self.size: Any = tuple(size)
-        self.register = register
+        self.register, self.as_prepared, self.without_hbv = register, as_prepared, without_hbv
+        reach, most = (
+            (np.array(count) - 1) * step
+            for count, step in ((self.size, self.spacing), (COHORT_SIZE, COHORT_SPACING_MM))
+        )
+        if as_prepared and (reach > most + 1e-6).any():
+            raise InputError(
+                f"A grid of {_times(self.size)} points, {_times(self.spacing)} mm apart, is larger than the one that "
+                f"exams are prepared on ({_times(COHORT_SIZE)} points, {_times(COHORT_SPACING_MM)} mm apart). Lower "
+                "--size or --spacing."
+            )
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         """Load, register and resample one item (see :meth:`mri_alm.cohort.manifest.ManifestRow.item`)."""
         item = dict(data)
         images, facts = load_images(item)
-        # With the geometry that a MONAI affine gives back, whose last bits differ from the header's: every model so far
-        # was trained on it.
-        images = {name: to_sitk(to_metatensor(image)) for name, image in images.items()}
+        self._check_high_b(images, facts)
+        centre = crop_centre(item)
+        if self.as_prepared:
+            centre = as_manifest_says(centre)
+        else:  # models of version 0.1 were trained with the geometry that a MONAI affine gives back, to its last bits
+            images = {name: to_sitk(to_metatensor(image)) for name, image in images.items()}
+        if "valid" in item:
+            self._check_prepared(item, images, facts, centre)
         found, facts = onto_grid(
             images,
             facts,
             spacing=self.spacing,
             size=self.size,
             register=self.register,
-            center_mm=crop_centre(item),
+            center_mm=centre,
+            as_prepared=self.as_prepared,
         )
+        found.setdefault("hbv", found["adc"] * 0.0)
         plain = json.loads(json.dumps(facts))  # a cache holds nothing else
         return item | {name: to_metatensor(image) for name, image in found.items()} | {"report": plain}
+
+    def _check_high_b(self, images: Images, facts: Facts) -> None:
+        """Refuse an exam without a high b, or warn of it, as the model was trained."""
+        why = missing_high_b(images, facts)
+        if not why:
+            return
+        if not self.without_hbv:
+            raise StudyError(
+                "no_high_b",
+                f"{why}, and this model was not trained without one. Export it, or train a model with --drop_hbv above "
+                "0, which accepts such exams.",
+            )
+        images.pop("hbv", None)
+        facts["warnings"] = [*facts["warnings"], f"{why}: scored without it, as the model was trained to."]
+
+    def _check_prepared(self, item: Mapping[Any, Any], images: Images, facts: Facts, centre: Any) -> None:
+        """Tell apart cohorts prepared by another version, or for another grid, than the model takes."""
+        if not self.as_prepared:
+            text = (
+                "The exam is from a prepared cohort, and the model, trained by an earlier version, takes exams as they "
+                "come: its logit can differ by 0.1 from that of the exam itself. Train a new model."
+            )
+        elif "t2_valid" not in item and _padded(images["t2"]):
+            raise StudyError(
+                "prepared_before",
+                "The exam was prepared by an earlier version: it has zeros where T2 has no slices, and no mask that "
+                "says so (column t2_valid). Prepare the cohort again: the same command with --resume. If the manifest "
+                "was written by hand, give it that mask.",
+            )
+        elif "t2_valid" in item and not same_grid(images["t2"], cohort_grid(images["t2"], centre)):
+            text = (
+                f"The exam was prepared on a grid of its own ({_times(images['t2'].GetSize())} voxels of "
+                f"{_times(images['t2'].GetSpacing())} mm), not about the point and on the grid that exams go by: its "
+                "score differs slightly from that of the exam itself."
+            )
+        else:
+            return
+        facts["warnings"] = [*facts["warnings"], text]
+
+
+def _padded(image: sitk.Image) -> bool:
+    """Whether an outermost plane holds nothing but zeros."""
+    array = sitk.GetArrayViewFromImage(image)
+    return any(not array.take(end, axis).any() for axis in range(3) for end in (0, -1))
+
+
+def _times(values: Sequence[float]) -> str:
+    return " x ".join(f"{round(value, 3):g}" for value in values)
+
+
+class NormalizeWithinMaskd(MapTransform):
+    """Clip to percentiles of the voxels within a mask, and give them mean 0 and standard deviation 1.
+
+    Voxels outside become 0, the mean: what an exam does not show has no influence on what it shows. MONAI's own
+    ``NormalizeIntensity`` takes every voxel but exact zeros for tissue, what interpolation left of them included.
+
+    Args:
+        keys: Images.
+        mask: Key of the mask, above 0.5 inside.
+        lower: Percentile, 0 to 100, below which values are cut.
+        upper: The same above.
+    """
+
+    def __init__(self, keys: Any, mask: str, *, lower: float, upper: float) -> None:
+        super().__init__(keys)
+        self.mask, self.lower, self.upper = mask, lower, upper
+
+    def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
+        """The item with its images normalised."""
+        item = dict(data)
+        inside = np.asarray(item[self.mask]) > 0.5
+        for key in self.key_iterator(item):
+            values = np.asarray(item[key], dtype=np.float64)
+            normalised = np.zeros(values.shape, np.float32)
+            if inside.any():
+                tissue = values[inside]
+                tissue = np.clip(tissue, *np.percentile(tissue, [self.lower, self.upper]))
+                normalised[inside] = (tissue - tissue.mean()) / (tissue.std() or 1.0)
+            item[key] = convert_to_dst_type(normalised, item[key])[0]
+        return item
+
+
+def without_hbv(image: torch.Tensor) -> torch.Tensor:
+    """The network's input ``(3, X, Y, Z)``, channels adc, hbv and t2, with high b at its mean."""
+    return image * image.new_tensor([1.0, 0.0, 1.0]).reshape(3, 1, 1, 1)
 
 
 class CheckedCache(PersistentDataset):
@@ -106,30 +229,34 @@ def collate(items: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def for_each_study(
     function: Callable[[dict[str, Any]], Any], items: Sequence[dict[str, Any]], *, threads: int, title: str
 ) -> tuple[list[Any], dict[str, StudyError]]:
-    """Apply ``function`` to every exam in threads, with a progress bar; one that cannot be used never stops the others.
+    """Apply ``function`` to every exam in threads, with a progress bar; one that fails never stops the others.
 
     Returns:
         The results in the order of ``items`` without the failed ones, and the errors by study.
+
+    Raises:
+        InputError: That is no :class:`StudyError`, if the function raised it: a full disk is no fault of the exam.
     """
     results: dict[int, Any] = {}
     errors: dict[str, StudyError] = {}
 
     def numbered(number: int) -> Any:
-        return function(items[number])
+        try:
+            return function(items[number])
+        except Exception as error:
+            if ends_the_run(error):
+                raise
+            raise study_failure(error) from error
 
     with progress_bar(title, len(items), "study") as bar:
         for outcome in run_tasks(numbered, range(len(items)), Pool("threading", threads)):
             bar.update()
-            if outcome.error and (refusal := _refusal(outcome.error)):
-                errors[items[outcome.item]["study"]] = refusal
+            if isinstance(outcome.error, StudyError):
+                errors[items[outcome.item]["study"]] = outcome.error
             else:
                 results[outcome.item] = outcome.get()
     names = [item["study"] for item in items if item["study"] in errors]
     return [results[number] for number in sorted(results)], {name: errors[name] for name in names}
-
-
-def _refusal(error: Exception) -> StudyError | None:
-    return error if isinstance(error, StudyError) else memory_ran_out(error) or itk_failed(error)
 
 
 def to_metatensor(image: sitk.Image) -> MetaTensor:

@@ -166,14 +166,9 @@ class BenchmarkTable:
         """The settings of one training, for the bundle config."""
         run = self.folder(runs) / training.method.key / f"seed_{training.seed}"
         return self.settings | training.method.settings | {
-            "data": _as_text(data), "run_dir": _as_text(run), "seed": training.seed, "only_split": training.split,
+            "data": data, "run_dir": run, "seed": training.seed, "only_split": training.split,
             "splits": max(10, training.split + 1),
         }  # fmt: skip
-
-
-def _as_text(path: Path) -> str:
-    """A path that MONAI does not evaluate, as it does texts that begin with one of these marks."""
-    return f"./{path}" if str(path).startswith(("$", "@", "%")) else str(path)
 
 
 def read_results(

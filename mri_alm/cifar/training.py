@@ -14,10 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mri_alm.bundle.config import require_checkout
 from mri_alm.bundle.run_folder import RunFolder
 from mri_alm.cifar.table import BenchmarkTable, Method, Training, read_results
 from mri_alm.errors import InputError
 from mri_alm.runtime.files import read_json, write_bytes, write_json
+from mri_alm.runtime.interruption import reached
 from mri_alm.runtime.locks import InUseError, exclusive_lock
 from mri_alm.runtime.tasks import Pool, TaskResult, run_tasks
 
@@ -64,9 +66,12 @@ def train_missing(
     waiting = [training for training in trainings if not table.result(results, training).exists()]
     logger.info("%s, protocol %s: %d of %d models trained.", table.name, table.protocol,
                 len(trainings) - len(waiting), len(trainings))  # fmt: skip
+    if waiting:
+        require_checkout(table.config)
     start = time.monotonic()
     failed: list[TaskResult] = []
-    elsewhere = 0
+    elsewhere = number = 0
+    reached(lambda: f"with {number} of {len(waiting)} models trained")
     task = partial(_train_and_keep, table, data=data, runs=runs, results=results, wait=wait)
     for number, outcome in enumerate(run_tasks(task, waiting, pool), 1):
         training = outcome.item

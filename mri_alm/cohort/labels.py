@@ -1,22 +1,39 @@
 """A label table as a hospital gives it -> label, side of the split and patient of every study.
 
-Names are compared in memory only. Messages speak of rows, never of names.
+Names are compared in memory only. Messages speak of rows, never of names, but for what :class:`StrangeLabelsError`
+keeps for the user's own screen.
 """
 
+import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 from mri_alm.cohort.layouts import StudySource
 from mri_alm.cohort.manifest import ManifestRow, stratified_splits
-from mri_alm.cohort.rules import LabelRules, tidy
+from mri_alm.cohort.names import by_number, kept_as_text, likely_cause, number_of, tidy, written_by_spreadsheet
+from mri_alm.cohort.rules import LabelRules
 from mri_alm.errors import InputError, refuse_all
 from mri_alm.runtime.files import IMAGE
-from mri_alm.runtime.tables import read_table
+from mri_alm.runtime.tables import path_in_cell, read_table
 
 TEST_SHARE = 0.25  # of the patients; the paper's 100 of 400
+_SHOWN = 3  # names of either side on the screen when none fits: enough to see how they differ
+
+
+class StrangeLabelsError(InputError):
+    """No row of the labels fits an exam.
+
+    Args:
+        message: Without names.
+        names: Some names of both sides, for the screen of whoever gave them and nothing else.
+    """
+
+    def __init__(self, message: str, names: str) -> None:
+        super().__init__(message)
+        self.names = names
 
 
 @dataclass
@@ -93,7 +110,7 @@ def read_labels(path: Path, rules: LabelRules) -> list[Label]:
             continue
         entry.label = _meaning(cell("label"), rules, number, problems)
         entry.side = _side(cell("side"), rules, number, problems)
-        entry.gland = path.parent / cell("gland") if cell("gland") else None
+        entry.gland = path_in_cell(path.parent, cell("gland")) if cell("gland") else None
         entry.crop_center_mm = cell("crop_center_mm")
         known = merged.setdefault((entry.study, entry.patient), entry)
         if known is not entry:
@@ -115,10 +132,16 @@ def _folder(name: str) -> str:
 
 def _meaning(text: str, rules: LabelRules, number: int, problems: list[str]) -> int | None:
     word = text.lower()
-    for value, words in ((1, rules.positive), (0, rules.negative)):
-        if any(fnmatchcase(word, pattern) for pattern in words):
-            return value
-    if word:
+    values = [
+        value
+        for value, words in ((1, rules.positive), (0, rules.negative))
+        if any(fnmatchcase(word, pattern.lower()) for pattern in words)
+    ]
+    if len(values) == 1:
+        return values[0]
+    if values:
+        problems.append(f"row {number} has a label that the rules file lists as positive and as negative. Correct it.")
+    elif word:
         problems.append(
             f"row {number} has a label that means neither 1 ({', '.join(rules.positive)}) nor 0 "
             f"({', '.join(rules.negative)}). Correct it, or name its meaning under labels in the rules file."
@@ -142,48 +165,170 @@ def _merge(known: Label, entry: Label, rules: LabelRules, problems: list[str]) -
     known.side = known.side or entry.side
 
 
+class _Exams:
+    """The studies by what a table may call them, and what is known of the table as a whole."""
+
+    def __init__(self, sources: Sequence[StudySource], labels: Sequence[Label]) -> None:
+        self.studies: dict[str, list[StudySource]] = defaultdict(list)
+        self.folders: dict[str, list[StudySource]] = defaultdict(list)  # whole paths below the input
+        # A number in the header says more than a folder's name.
+        self.patients: list[dict[str, list[StudySource]]] = [defaultdict(list), defaultdict(list)]
+        for source in sources:
+            for name in dict.fromkeys(source.names):
+                self.studies[name].append(source)
+            paths = {name for name in source.names if "/" in name}
+            for name in paths | ({path.split("/")[0] for path in paths} or set(source.names)):
+                self.folders[name].append(source)
+            for rank, name in enumerate(dict.fromkeys(source.patients)):
+                self.patients[min(rank, 1)][name].append(source)
+        self.numbers = {id(table): by_number(table) for table in (self.studies, *self.patients)}
+        self.as_text = [kept_as_text({entry.study for entry in labels}), kept_as_text({one.patient for one in labels})]
+        strange = [entry.study for entry in labels if "/" in entry.study and entry.study not in self.studies]
+        common = os.path.commonpath([PurePosixPath(path).parent for path in strange]) if strange else ""
+        ways = [
+            skipped
+            for skipped in range(1, len(PurePosixPath(common).parts) + 1)
+            if any("/".join(path.split("/")[skipped:]) in self.folders for path in strange)
+        ]
+        self.skipped = ways[0] if len(ways) == 1 else 0
+
+    def of(self, entry: Label) -> list[StudySource]:
+        """The studies that an entry names."""
+        if not entry.study:
+            return self.patients[0].get(entry.patient) or self.patients[1].get(entry.patient) or []
+        found = self.studies.get(entry.study) or self.studies.get(f"{entry.patient}_{entry.study}", [])
+        if not found and self.skipped:
+            found = self.folders.get("/".join(entry.study.split("/")[self.skipped :]), [])
+        return found
+
+    def of_another(self, entry: Label, found: Sequence[StudySource]) -> bool:
+        """Whether a spreadsheet may have made an entry's number of that of an exam which is not among those found."""
+        name = entry.study or entry.patient
+        table = self.studies if entry.study else self.patients[name not in self.patients[0]]
+        number = number_of(name)
+        if number is None or self.as_text[not entry.study] or not written_by_spreadsheet(name):
+            return False
+        mine = {source.uid for source in found}
+        others = [table[other] for other in self.numbers[id(table)].get(number, ()) if other != name]
+        if table is not self.patients[0]:  # folders of one name in many studies number something else
+            others = [sources for sources in others if len(sources) == 1]
+        return any(mine.isdisjoint(source.uid for source in sources) for sources in others)
+
+    def causes(self, entries: Iterable[Label]) -> list[str]:
+        """Sentences on why entries may fit no exam."""
+        rows: dict[str, list[int]] = defaultdict(list)
+        for entry in entries:
+            table = self.studies if entry.study else self.patients[0]
+            rows[likely_cause(entry.study or entry.patient, self.numbers[id(table)])] += entry.rows
+        rows.pop("", None)
+        return [
+            f"Rows {shortened_rows(numbers)}: their names {cause}. The table was probably opened in Excel: make the "
+            "column a text there and enter these names again, or export the table anew."
+            for cause, numbers in rows.items()
+        ]
+
+
+def shortened_rows(rows: Sequence[int]) -> str:
+    """The first ten numbers of rows."""
+    return ", ".join(map(str, rows[:10])) + (" ..." if len(rows) > 10 else "")
+
+
 def match_labels(sources: Sequence[StudySource], labels: Sequence[Label], *, seed: int = 0) -> Labelled:
     """Give every study its entry: by UID, folder or name of the study, else by its patient.
 
-    A table without sides gets a random split by patients, stratified by label, a quarter of the patients for the test.
+    Folders of another machine are matched by what follows the folder that all of them lie in. A table without sides
+    gets a random split by patients, stratified by label, a quarter of the patients for the test.
+
+    Raises:
+        StrangeLabelsError: If no row fits a study.
+        InputError: If rows contradict each other about one study, or a number could mean two.
     """
     result = Labelled()
-    by_study: dict[str, list[StudySource]] = defaultdict(list)
-    by_patient: list[dict[str, list[StudySource]]] = [defaultdict(list), defaultdict(list)]
-    for source in sources:
-        for name in dict.fromkeys(source.names):
-            by_study[name].append(source)
-        # A number in the header says more than a folder's name.
-        for rank, name in enumerate(dict.fromkeys(source.patients)):
-            by_patient[min(rank, 1)][name].append(source)
+    exams = _Exams(sources, labels)
+    problems: list[str] = []
+    strangers: list[Label] = []
     for entry in labels:
-        found = _find(entry, by_study, by_patient, result.notes)
+        found = _find(entry, exams, result.notes)
         if not found:
             result.unused += entry.rows
+            strangers += [entry] * (not exams.of(entry))
+        elif exams.of_another(entry, found):
+            problems.append(
+                f"Row {entry.rows[0]} of the labels: its number fits one exam as it stands, and another as a "
+                "spreadsheet writes numbers (without leading zeros). Make the column a text and enter all numbers as "
+                "they are in the exams; name both exams, without a label where there is none."
+            )
         for source in found:
             first = result.of.setdefault(source.uid, entry)
             if first is not entry:
-                result.notes.append(f"Rows {first.rows[0]} and {entry.rows[0]} fit one study: took the first.")
+                _compare(first, entry, result.notes, problems)
+    refuse_all(problems)
+    if exams.skipped:
+        result.notes.append("The labels name folders of another machine: matched by their last parts.")
+    result.notes += [*exams.causes(strangers), *_divided(sources, result.of)]
+    if labels and not result.of:
+        raise _strange(sources, labels, result.notes)
     _split(sources, result, seed)
     return result
 
 
-def _find(
-    entry: Label,
-    by_study: dict[str, list[StudySource]],
-    by_patient: list[dict[str, list[StudySource]]],
-    notes: list[str],
-) -> list[StudySource]:
+def _find(entry: Label, exams: _Exams, notes: list[str]) -> list[StudySource]:
     """The studies that an entry means: one by its own name, or all of a patient."""
-    if entry.study:
-        found = by_study.get(entry.study) or by_study.get(f"{entry.patient}_{entry.study}", [])
+    found, row = exams.of(entry), entry.rows[0]
+    if not entry.study:
         if len(found) > 1:
-            notes.append(f"Row {entry.rows[0]}: its study fits {len(found)} studies; name each. Left out.")
-        return found if len(found) == 1 else []
-    found = by_patient[0].get(entry.patient) or by_patient[1].get(entry.patient) or []
-    if len(found) > 1:
-        notes.append(f"Row {entry.rows[0]}: one label for a patient with {len(found)} studies.")
-    return found
+            notes.append(f"Row {row}: one label for a patient with {len(found)} studies.")
+        return found
+    owned = exams.patients[0].get(entry.patient, []) if entry.patient else []
+    mine = [source for source in found if source in owned] if owned else found
+    if found and not mine:
+        notes.append(f"Row {row}: its study is another patient's than the row says. Left out.")
+    elif len(mine) > 1:
+        notes.append(f"Row {row}: its study fits {len(mine)} studies; name each. Left out.")
+    return mine if len(mine) == 1 else []
+
+
+def _compare(first: Label, second: Label, notes: list[str], problems: list[str]) -> None:
+    rows = f"ows {first.rows[0]} and {second.rows[0]}"
+    if (first.label, first.side, first.patient) == (second.label, second.side, second.patient):
+        notes.append(f"R{rows} fit one study and agree.")
+    else:
+        problems.append(f"R{rows} of the labels fit one study and contradict each other. Keep one of them.")
+
+
+def _divided(sources: Sequence[StudySource], of: Mapping[str, Label]) -> list[str]:
+    """Whether the table makes several patients of one; of the input's patients one alone says nothing."""
+    theirs: dict[str, set[str]] = defaultdict(set)
+    for source in sources:
+        if (entry := of.get(source.uid)) and entry.study and entry.patient:
+            theirs[tidy(source.patient)].add(entry.patient)
+    count = sum(len(names) > 1 for names in theirs.values())
+    text = (
+        f"{count} patients, by number or folder of the exams, are several in the labels: one patient could stand on "
+        "both sides of the split. Look at column patient."
+    )
+    return [text] if count and len(theirs) > 1 else []
+
+
+def _strange(sources: Sequence[StudySource], labels: Sequence[Label], notes: Sequence[str]) -> StrangeLabelsError:
+    """What is said when nothing fits; the names stay apart from the message."""
+    by_study = any(entry.study for entry in labels)
+    theirs = [f'"{entry.study or entry.patient}"' for entry in labels]
+    ours = [
+        " or ".join(f'"{name}"' for name in dict.fromkeys(one.names[:2] if by_study else one.patients[:1]))
+        for one in sources
+    ]
+    sides = [list(dict.fromkeys(names)) for names in (theirs, ours)]
+    shown = [", ".join(names[:_SHOWN]) + " ..." * (len(names) > _SHOWN) for names in sides]
+    message = (
+        f"None of the {sum(len(entry.rows) for entry in labels)} rows of the labels fits one of the {len(sources)} "
+        "exams. Nothing was prepared. Rows are matched by StudyInstanceUID or folder of the study in a column "
+        "study, or by the patient's number or folder in a column patient."
+    )
+    return StrangeLabelsError(
+        " ".join([message, *notes]),
+        f"The labels name: {shown[0]}.\nThe {'exams' if by_study else 'patients'} are called: {shown[1]}.",
+    )
 
 
 def patient_of(source: StudySource, entry: Label | None) -> str:

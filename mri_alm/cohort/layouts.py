@@ -13,17 +13,22 @@ from typing import Any
 
 import numpy as np
 
-from mri_alm.cohort.rules import LAYOUTS, CohortRules, tidy
+from mri_alm.cohort.names import tidy
+from mri_alm.cohort.protocol import told_facts
+from mri_alm.cohort.rules import LAYOUTS, CohortRules
 from mri_alm.errors import InputError, StudyError
-from mri_alm.imaging.dicom_files import DAMAGED, StudyFiles, find_studies, read_dicom
+from mri_alm.imaging.dicom_files import StudyFiles, find_studies, read_dicom
+from mri_alm.imaging.diffusion import b_table
 from mri_alm.imaging.image_file import image_header, voxels_of
-from mri_alm.runtime.files import IMAGE, DamagedFileError, bvals_of, read_json, stem, unusable, walk
-from mri_alm.runtime.tables import read_table
+from mri_alm.runtime.bug_reports import study_failure
+from mri_alm.runtime.files import DamagedFileError, bvals_of, is_image, read_json, stem, unusable, walk
+from mri_alm.runtime.tables import path_in_cell, read_table, windows_hint
 
 KEPT_HEADERS = 4000  # images; 80 MB
 _PICAI = re.compile(r"([^_]+)_([^_]+)_(t2w|adc|hbv|sag|cor)")
 _PICAI_COLUMNS = {"t2w": "t2", "adc": "adc", "hbv": "hbv"}
 _NNUNET = re.compile(r"(.+)_(\d{4})")
+_SCALED_AS_CT = "ct"  # picai_prep calls ADC so, since nnU-Net then scales it by the whole cohort and not by the image
 _CASE = re.compile(r"(.+?)[_.-](t2w?|adc|hbv|dwi|gland)", re.IGNORECASE)
 _TABLE = ("t2", "adc", "hbv", "dwi", "gland", "dicom")
 
@@ -63,6 +68,13 @@ class StudySource:
         found = {*self.used, *self.ignored, *self.failed}
         return sorted(found | ({*dicom.files, *dicom.ignored, *dicom.failed} if dicom else set()))
 
+    @property
+    def folder(self) -> Path:
+        """The folder that holds all of its images; it may identify the patient."""
+        dicom = self.item.get("dicom")
+        files = (dicom.files if dicom else [*self.used]) or self.files
+        return Path(os.path.commonpath([file.parent.absolute() for file in files])) if files else Path()
+
     def take(self, column: str, file: Path) -> None:
         """Use a file for a column, unless an earlier file has it."""
         if column in self.item:
@@ -91,6 +103,8 @@ def find_sources(root: Path, rules: CohortRules) -> Input:
         raise InputError(f"{root} is an archive. Unpack it and give the folder.")
     if not root.exists():
         raise InputError(f"{root}: no such file or folder. Give a folder of studies, or a table (.csv) of image files.")
+    if (root / "cohort.json").is_file() and (root / "manifest.csv").is_file():
+        raise InputError(f"{root} is a prepared cohort. Give {root / 'manifest.csv'}, or the export it was made from.")
     layout = rules.layout or detect_layout(root)
     if (layout == "table") != root.is_file():
         raise InputError(f"{root} cannot have the layout {layout} ({', '.join(LAYOUTS)}); a table is a .csv file.")
@@ -115,7 +129,7 @@ def detect_layout(root: Path) -> str:
     for file in walk(root):
         if unusable(file):
             continue
-        if IMAGE.search(file.name):
+        if is_image(file):
             images = True
             if (match := _PICAI.fullmatch(stem(file))) and match[3] == "t2w":
                 return "picai"
@@ -145,28 +159,29 @@ def _is_dicom(file: Path) -> bool:
 
 
 def _incomplete(source: StudySource) -> StudyError | None:
-    lacking = " and ".join(name for name in ("adc", "hbv") if name not in source.item)
-    if "t2" in source.item and ("dwi" in source.item or not lacking):
+    # without a high b it is for training and scoring to say, as a model may be made for it; not where a file is damaged
+    maps = "adc" in source.item and ("hbv" in source.item or not source.failed)
+    if "t2" in source.item and ("dwi" in source.item or maps):
         return None
     if reasons := sorted(set(source.failed.values())):
         code = "pointer" if any("pointer" in reason for reason in reasons) else "unreadable"
         return StudyError(code, f"{len(source.failed)} of its files cannot be used: {'; '.join(reasons)}.")
     if "t2" not in source.item:
         return StudyError("no_t2", "No file of this study is an axial T2 image. Name it in the rules or the table.")
-    return StudyError("no_diffusion", f"The study has no {lacking}, and no 4D diffusion with b-values instead.")
+    return StudyError("no_diffusion", "The study has no adc, and no 4D diffusion with b-values instead.")
 
 
 def _dicom(root: Path, _: CohortRules) -> tuple[list[StudySource], dict[Path, str]]:
     sources = []
     for study in find_studies(root, keep=KEPT_HEADERS):
-        every = [*study.files, *study.failed, *study.ignored]
-        folder = PurePath(os.path.commonpath([file.parent for file in study.files or every])).relative_to(root)
+        source = StudySource(study.uid, "", [], [], {"dicom": study})
+        folder = PurePath(source.folder).relative_to(root.absolute())
         folders = [tidy(str(place)) for place in (folder, *folder.parents) if place.parts]
-        names = [tidy(study.uid), *folders, *(tidy(PurePath(name).name) for name in folders)]
+        source.names = [tidy(study.uid), *folders, *(tidy(PurePath(name).name) for name in folders)]
         patient = _patient_id(study)
-        owner = patient or (folder.parts[0] if folder.parts else study.uid)
-        patients = [name for name in (tidy(patient), *names[1:]) if name]
-        sources.append(StudySource(study.uid, owner, names, patients, {"dicom": study}))
+        source.patient = patient or (folder.parts[0] if folder.parts else study.uid)
+        source.patients = [name for name in (tidy(patient), *source.names[1:]) if name]
+        sources.append(source)
     return sources, {}
 
 
@@ -177,38 +192,56 @@ def _patient_id(study: StudyFiles) -> str:
     try:
         header = read_dicom(study.files[0], stop_before_pixels=True, specific_tags=["PatientID"])
         return str(header.get("PatientID") or "").strip()
-    except DAMAGED:
+    except Exception:  # whatever it is, reading the study says so
         return ""
 
 
-def _table(path: Path, _: CohortRules) -> tuple[list[StudySource], dict[Path, str]]:
+def _table(path: Path, rules: CohortRules) -> tuple[list[StudySource], dict[Path, str]]:
     sources = []
+    names = rules.labels.columns
     seen: set[str] = set()
     for number, row in enumerate(read_table(path, as_numbered=True), 2):
         if not any(row.values()):
             continue
-        study = row.get("study") or f"row {number}"
-        patient = row.get("patient") or study
+        study = next((row[name] for name in names["study"] if row.get(name)), f"row {number}")
+        patient = next((row[name] for name in names["patient"] if row.get(name)), study)
         uid = f"{study}|{number}" if study in seen else study
         seen.add(study)
         source = StudySource(uid, patient, [tidy(study)], [tidy(patient)])
         if row.get("crop_center_mm"):
             source.item["crop_center_mm"] = row["crop_center_mm"]
+        facts, problems = told_facts(row)
+        source.item |= {"facts": facts} if facts else {}
         for column in _TABLE:
-            place = path.parent / row[column] if row.get(column) else None
-            if place is not None:
-                _add(source, column, place)
+            if row.get(column):
+                _add(source, column, path_in_cell(path.parent, row[column]))
+        if problems:
+            source.error = StudyError("table", f"The study's row in the table {' '.join(problems)}")
         sources.append(source)
     return sources, {}
 
 
+def _exists(place: Path) -> bool:
+    try:
+        return place.exists()
+    except OSError:  # a name that is too long
+        return False
+
+
 def _add(source: StudySource, column: str, place: Path) -> None:
     """One cell of a table: a file, a folder of one DICOM series, or (column dicom) a folder of one study."""
-    if not place.exists():
+    if not _exists(place):
         source.failed[place] = f"column {column} names it, but it does not exist"
-        source.error = StudyError("missing_file", f"The path in column {column} does not exist. Correct the table.")
+        source.error = StudyError(
+            "missing_file", f"The path in column {column} does not exist.{windows_hint(place)} Correct the table."
+        )
     elif column == "dicom":
-        studies = find_studies(place, keep=0)
+        try:
+            studies = find_studies(place, keep=0)
+        except InputError:
+            source.failed[place] = "no folder with files"
+            source.error = StudyError("no_images", "Column dicom names no folder with files. Correct the table.")
+            return
         source.item["dicom"] = studies[0]
         for other in studies[1:]:
             source.ignored |= dict.fromkeys(other.files, "of another study") | other.ignored
@@ -223,7 +256,7 @@ def _picai(root: Path, _: CohortRules) -> tuple[list[StudySource], dict[Path, st
     found: dict[str, StudySource] = {}
     outside: dict[Path, str] = {}
     for file in walk(root):
-        match = _PICAI.fullmatch(stem(file)) if IMAGE.search(file.name) else None
+        match = _PICAI.fullmatch(stem(file)) if is_image(file) else None
         if match is None:
             outside[file] = "not of the form patient_study_t2w, _adc or _hbv"
             continue
@@ -243,7 +276,7 @@ def _nnunet(root: Path, rules: CohortRules) -> tuple[list[StudySource], dict[Pat
     outside: dict[Path, str] = {}
     for file in walk(root):
         part = file.relative_to(root).parts[0]
-        match = _NNUNET.fullmatch(stem(file)) if IMAGE.search(file.name) else None
+        match = _NNUNET.fullmatch(stem(file)) if is_image(file) else None
         if match is None or part not in ("imagesTr", "imagesTs"):
             outside[file] = "not an image of imagesTr or imagesTs"
             continue
@@ -269,6 +302,8 @@ def _channels(path: Path, rules: CohortRules) -> dict[int, str]:
         raise InputError(f"{path}: no channel_names that can be read ({type(error).__name__}).") from None
     roles = {number: role_of(name, rules.files) for number, name in named.items()}
     columns = {number: "hbv" if role == "dwi" else role for number, role in roles.items()}
+    if "adc" not in columns.values() and {"t2", "hbv"} <= set(columns.values()):
+        columns |= {number: "adc" for number, name in named.items() if name.strip().casefold() == _SCALED_AS_CT}
     if not {"t2", "adc", "hbv"} <= set(columns.values()):
         raise InputError(
             f"{path}: the channels {', '.join(named.values())} are not recognised as T2, ADC and high b. "
@@ -290,11 +325,13 @@ def _named(root: Path, rules: CohortRules) -> tuple[list[StudySource], dict[Path
     for file in walk(root):
         folders[file.parent].append(file)
     for folder, files in folders.items():
-        images = [file for file in files if IMAGE.search(file.name)]
+        images = [file for file in files if is_image(file)]
         if not images:
             outside |= {file: unusable(file) or "no image" for file in files}
             continue
         cases, strays = _cases(folder.relative_to(root), images)
+        if "." in cases and not (root / (here := root.resolve().name)).exists():
+            cases = {here: cases["."]}  # all of the input: the same name as when it is one among others
         for name, members in cases.items():
             sources.append(_named_study(name, members, rules))
         outside |= dict.fromkeys(strays, "its name begins like no case of its folder")
@@ -340,7 +377,11 @@ def _named_study(name: str, images: list[Path], rules: CohortRules) -> StudySour
     source = StudySource(name, owner, names, [tidy(owner), *names])
     candidates: dict[str, list[tuple[Any, Path]]] = defaultdict(list)
     for file in images:
-        role, rank, reason = _role(file, rules.files)
+        try:
+            role, rank, reason = _role(file, rules.files)
+        except Exception as error:
+            source.error = study_failure(error)
+            role, rank, reason = "failed", (0.0, ""), "cannot be read"
         if reason:
             (source.failed if role == "failed" else source.ignored)[file] = reason
         else:
@@ -362,22 +403,21 @@ def _role(file: Path, patterns: Mapping[str, str]) -> tuple[str, tuple[float, st
         return role, (0.0, ""), "its name says no T2, diffusion or ADC"
     try:
         header = image_header(file, role)
-    except StudyError:
-        return "failed", (0.0, ""), "no image that can be read"
-    size, table = header.GetSize(), bvals_of(file)
-    if len(size) < 3:
-        return "failed", (0.0, ""), "a picture of two dimensions"
+    except StudyError as error:
+        return "failed", (0.0, ""), error.message.rstrip(".")
     if role in ("dwi", "hbv"):
-        role = "dwi" if table and len(size) == 4 else "hbv"
-    if role == "t2" and int(np.argmax(np.abs(np.array(header.GetDirection()).reshape(len(size), -1)[:3, 2]))) != 2:
+        role = "dwi" if len(header.size) == 4 else "hbv"
+    if role == "t2" and int(np.argmax(np.abs(header.direction[:, 2]))) != 2:
         return role, (0.0, ""), "T2, but not axial"
     # Of several T2 the fullest, of several high-b images the highest b, then the last by name.
-    return role, (_highest_b(table) if role == "hbv" else float(size[2]), file.name), ""
+    return role, (_highest_b(file) if role == "hbv" else float(header.size[2]), file.name), ""
 
 
-def _highest_b(table: list[Path]) -> float:
-    words = table[0].read_text("utf-8", errors="replace").split() if table else []
-    return max((float(word) for word in words if re.fullmatch(r"\d+(\.\d*)?", word)), default=0.0)
+def _highest_b(file: Path) -> float:
+    try:
+        return max(b_table(file))
+    except StudyError:
+        return 0.0
 
 
 def _words(file: Path) -> str:

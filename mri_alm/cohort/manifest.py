@@ -5,20 +5,23 @@ import logging
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mri_alm.errors import InputError, refuse_all
+from mri_alm.cohort.names import number_of, tidy
+from mri_alm.cohort.protocol import told_facts
+from mri_alm.errors import InputError, did_you_mean, refuse_all
 from mri_alm.runtime.files import bvals_of
-from mri_alm.runtime.tables import read_table
+from mri_alm.runtime.tables import path_in_cell, read_table, windows_hint
 
 logger = logging.getLogger("mri_alm")
 
-IMAGE_COLUMNS = ("t2", "adc", "hbv", "dwi", "dicom", "valid", "gland")  # columns that hold a file or a folder
-_COMPLETE = ({"dicom"}, {"t2", "dwi"}, {"t2", "adc", "hbv"})  # each row must fill one of these sets
+# columns that hold a file or a folder
+IMAGE_COLUMNS = ("t2", "adc", "hbv", "dwi", "dicom", "valid", "t2_valid", "gland")
+_COMPLETE = ({"dicom"}, {"t2", "dwi"}, {"t2", "adc"})  # each row must fill one of these sets
 RENAMED_COLUMNS = {"split": "side"}  # manifests of before
 
 
@@ -34,6 +37,7 @@ class ManifestRow:
         side: ``"train"`` or ``"test"``; empty when the manifest has no such column (scoring only).
         images: Column name (one of :data:`IMAGE_COLUMNS`) to absolute path.
         crop_center_mm: Point to crop about, three numbers in LPS millimetres as text; empty for T2's centre.
+        facts: What the manifest tells of scanner and protocol, see :data:`mri_alm.cohort.protocol.FACT_COLUMNS`.
     """
 
     index: int
@@ -43,11 +47,13 @@ class ManifestRow:
     side: str
     images: dict[str, Path]
     crop_center_mm: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
 
     def item(self) -> dict[str, Any]:
         """The exam as a MONAI data dictionary; ``digest`` makes a cache notice that a file changed."""
         paths = {column: str(path) for column, path in self.images.items()}
-        centre = {"crop_center_mm": self.crop_center_mm} if self.crop_center_mm else {}
+        centre: dict[str, Any] = {"crop_center_mm": self.crop_center_mm} if self.crop_center_mm else {}
+        centre |= {"facts": self.facts} if self.facts else {}
         known = {"study": self.study, "label": float(self.label or 0), "index": self.index, "digest": digest(self)}
         return paths | centre | known
 
@@ -79,23 +85,35 @@ def read_manifest(
     """
     path = Path(path)
     needed = ("study", "patient", "label", "side") if labelled else ("study",)
-    rows = read_table(path, needed, renamed=RENAMED_COLUMNS)
-    excluded = {str(name) for name in ([exclude] if isinstance(exclude, (str, int)) else exclude)}
-    if unknown := sorted(excluded - {row["study"] for row in rows}):
-        raise InputError(f"exclude names {', '.join(unknown)}, but {path} has no such study.")
-    skipped = _skipped(path, rows, labelled=labelled) if "status" in rows[0] else set()
+    table = read_table(path, needed, renamed=RENAMED_COLUMNS, as_numbered=True)
+    rows = {number: row for number, row in enumerate(table, 2) if any(row.values())}
+    left_out = _excluded(path, exclude, rows.values())
+    left_out |= _skipped(path, list(rows.values()), labelled=labelled) if "status" in table[0] else set()
     problems: list[str] = []
     studies = []
-    for index, row in enumerate(rows):
-        if row["study"] not in excluded | skipped:
+    for index, (number, row) in enumerate(rows.items()):
+        if row["study"] not in left_out:
             study = _study(index, row, path.parent, labelled=labelled, allow_outside_paths=allow_outside_paths)
-            problems += [
-                f"{path}: row {index + 2} (study {row['study'] or 'without name'}) {text}" for text in study[1]
-            ]
+            problems += [f"{path}: row {number} (study {row['study'] or 'without name'}) {text}" for text in study[1]]
             studies.append(study[0])
     problems += [f"{path}: {text}" for text in _across_rows(studies)]
     refuse_all(problems)
     return studies
+
+
+def _excluded(path: Path, exclude: Iterable[str] | str, rows: Iterable[dict[str, str]]) -> set[str]:
+    """Studies of the table that are to be left out, as the table writes them; a name for none is refused."""
+    studies: dict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        studies[tidy(row["study"])].add(row["study"])
+    wanted = {tidy(str(name)): str(name) for name in ([exclude] if isinstance(exclude, (str, int)) else exclude)}
+    if unknown := sorted(name for key, name in wanted.items() if key not in studies):
+        others = [name for key, names in studies.items() if key not in wanted for name in names]
+        near = did_you_mean(unknown[0], others)
+        quoted = f"Names like numbers need two pairs of quotation marks: --exclude \"'{unknown[0]}'\"."
+        hint = near + quoted * any(number_of(tidy(name)) is not None for name in unknown)
+        raise InputError(f"exclude names {', '.join(unknown)}, but {path} has no such study. {hint}".rstrip())
+    return set[str]().union(*(studies[key] for key in wanted))
 
 
 def _skipped(path: Path, rows: list[dict[str, str]], *, labelled: bool) -> set[str]:
@@ -126,10 +144,10 @@ def _study(
         )
     if labelled and not row["patient"]:
         problems.append("has an empty column patient. Repeat the study's name where a patient has one exam.")
-    images = {column: folder / row[column] for column in IMAGE_COLUMNS if row.get(column)}
+    images = {column: path_in_cell(folder, row[column]) for column in IMAGE_COLUMNS if row.get(column)}
     if not any(columns <= set(images) for columns in _COMPLETE):
         lacking = "T2 image" if "t2" not in images else "diffusion series"
-        column = "t2" if "t2" not in images else "dwi, or adc and hbv"
+        column = "t2" if "t2" not in images else "dwi, or adc and (if there is one) hbv"
         problems.append(f"has no {lacking}. Add its path in column {column}, or list the study under exclude.")
     wrong = {
         column: _wrong_path(column, path, folder, allow_outside_paths=allow_outside_paths)
@@ -139,10 +157,12 @@ def _study(
     centre = row.get("crop_center_mm", "")
     if centre and not _is_point(centre):
         problems.append("has a crop_center_mm that is not three numbers. Write x y z in LPS millimetres, or nothing.")
+    facts, wrong_facts = told_facts(row)
+    problems += wrong_facts
     patient = row.get("patient") or row["study"]
     known = int(label) if label in ("0", "1") else None
     found = {column: path for column, path in images.items() if not wrong[column]}
-    return ManifestRow(index, row["study"], patient, known, side, found, centre), problems
+    return ManifestRow(index, row["study"], patient, known, side, found, centre, facts), problems
 
 
 def _is_file_name(text: str) -> bool:
@@ -162,7 +182,8 @@ def _wrong_path(column: str, path: Path, folder: Path, *, allow_outside_paths: b
             return ""
     except (OSError, RuntimeError, ValueError):  # a name too long, a circle of links, a zero byte
         pass
-    return f"names {path} in column {column}, which does not exist. Correct the path, or list the study under exclude."
+    remedy = f"{windows_hint(path)} Correct the path, or list the study under exclude."
+    return f"names {path} in column {column}, which does not exist.{remedy}"
 
 
 def _is_point(text: str) -> bool:
@@ -180,11 +201,12 @@ def _across_rows(studies: Sequence[ManifestRow]) -> list[str]:
     ]
     owners: dict[Path, set[str]] = defaultdict(set)
     sides: dict[str, set[str]] = defaultdict(set)
+    spelling: dict[str, str] = {}
     for study in studies:
         for path in study.images.values():
             owners[path.resolve()].add(study.study)
         if study.side:
-            sides[study.patient].add(study.side)
+            sides[spelling.setdefault(tidy(study.patient), study.patient)].add(study.side)
     problems += [
         f"{', '.join(sorted(names))} share the file {p}. Keep one." for p, names in owners.items() if len(names) > 1
     ]

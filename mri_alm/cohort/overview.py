@@ -1,5 +1,6 @@
 """A cohort for a person to read: what a dry run shows, the closing lines, and whether it is safe to train on."""
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -7,16 +8,26 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mri_alm.cohort.labels import Labelled
-from mri_alm.cohort.manifest import RENAMED_COLUMNS
-from mri_alm.cohort.prepare_cohort import MANIFEST_COLUMNS, Order, PreparedCohort, make_plan, read_inputs
+from mri_alm.cohort.labels import Labelled, shortened_rows
+from mri_alm.cohort.manifest import RENAMED_COLUMNS, Cohort
+from mri_alm.cohort.prepare_cohort import (
+    MANIFEST_COLUMNS,
+    Order,
+    PreparedCohort,
+    make_plan,
+    read_inputs,
+    secret_of_cohort,
+)
+from mri_alm.cohort.prepare_study import StudyTask
+from mri_alm.cohort.protocol import BELOW_GATE, quality_counts
 from mri_alm.errors import InputError, StudyError
 from mri_alm.imaging.choose_series import axial_t2, diffusion_sets
 from mri_alm.imaging.series import Series
+from mri_alm.runtime.bug_reports import study_failure
 from mri_alm.runtime.files import read_json
-from mri_alm.runtime.pseudonyms import secret_of
 from mri_alm.runtime.tables import read_table
 
+_SINCE_QUALITY = {"adc_size", "quality"}  # columns that cohorts prepared by version 0.2 lack
 OUTLIER = 6.0  # robust standard deviations
 SHOWN = 5  # outliers listed of each kind
 # What is compared, and from which factor on it is worth a line: hospitals mix protocols; 1.5 is another kind of exam.
@@ -33,17 +44,19 @@ def check_cohort(folder: Path) -> tuple[str, bool]:
 
     Returns:
         A text for a person, and whether the cohort is safe to train on: no patient on both sides, no exam twice, no
-        study without a label, both classes on every side. Outliers and failed studies are notes only.
+        study without a label, and what :class:`mri_alm.cohort.manifest.Cohort` wants of images, classes and counts for
+        a training with the default settings. Outliers and failed studies are notes only.
 
     Raises:
         InputError: If the folder holds no prepared cohort.
     """
     rows = _read_rows(folder / "manifest.csv")
     usable = [row for row in rows if row["status"] != "failed"]
-    problems = [*_leaks(usable), *_copies(folder, usable), *_label_problems(usable)]
+    leaks = _leaks(usable)
+    problems = [*leaks, *_copies(folder, usable), *_unlabelled(usable), *([] if leaks else _untrainable(folder))]
     failed = Counter(row["error_code"] for row in rows if row["status"] == "failed")
     notes = [f"{count} studies failed: {code}" for code, count in failed.most_common()]
-    notes += [*_confounded(usable), *_outliers(usable)]
+    notes += [*_confounded(usable), *_outliers(usable), *_quality(usable)]
     lines = [f"{len(rows)} studies of {len({row['patient'] for row in rows})} patients, {len(usable)} usable", ""]
     lines += _counts(usable)
     lines += ["", "Problems:" if problems else "No problem found.", *(f"  {text}" for text in problems)]
@@ -56,7 +69,7 @@ def _read_rows(manifest: Path) -> list[dict[str, str]]:
     if not manifest.is_file():
         raise InputError(f"{manifest.parent} has no manifest.csv. Prepare the cohort first.")
     rows = read_table(manifest, renamed=RENAMED_COLUMNS)
-    if missing := sorted(set(MANIFEST_COLUMNS) - rows[0].keys()):
+    if missing := sorted(set(MANIFEST_COLUMNS) - _SINCE_QUALITY - rows[0].keys()):
         raise InputError(f"{manifest}: no column {missing[0]}; it is not the manifest of a prepared cohort.")
     return rows
 
@@ -87,15 +100,19 @@ def _copies(folder: Path, rows: Iterable[dict[str, str]]) -> list[str]:
     return [f"copy: {', '.join(studies)} have the same {', '.join(names)}" for studies, names in shared.items()]
 
 
-def _label_problems(rows: list[dict[str, str]]) -> list[str]:
+def _unlabelled(rows: list[dict[str, str]]) -> list[str]:
     missing = [row["study"] for row in rows if row["label"] == ""]
-    found = [f"no label: {len(missing)} studies ({', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''})"]
-    problems = found if missing else []
-    for side in sorted({row["side"] for row in rows if row["label"] != ""}):
-        classes = {row["label"] for row in rows if row["side"] == side and row["label"] != ""}
-        if len(classes) == 1:
-            problems.append(f"one class: every study of {side or 'no side'} has label {classes.pop()}")
-    return problems
+    shown = f"{', '.join(missing[:SHOWN])}{' ...' if len(missing) > SHOWN else ''}"
+    return [f"no label: {len(missing)} studies ({shown})"] if missing else []
+
+
+def _untrainable(folder: Path) -> list[str]:
+    """What the training itself refuses, in its words: the splits of its default settings are drawn."""
+    try:
+        Cohort(folder / "manifest.csv")
+    except InputError as error:
+        return [f"no training: {line}" for line in str(error).splitlines()]
+    return []
 
 
 def _confounded(rows: list[dict[str, str]]) -> list[str]:
@@ -134,8 +151,26 @@ def _outliers(rows: list[dict[str, str]]) -> list[str]:
     return notes
 
 
+def _quality(rows: list[dict[str, str]]) -> list[str]:
+    """How many studies meet the technical criteria, and which are below the gate."""
+    texts = [row.get("quality", "") for row in rows]
+    below = [
+        f"quality: {row['study']} is {text}"
+        for row, text in zip(rows, texts, strict=True)
+        if text.startswith(BELOW_GATE)
+    ]
+    more = [f"... and {len(below) - SHOWN} more below the gate"] if len(below) > SHOWN else []
+    return [f"quality: {quality_counts(texts)}", *below[:SHOWN], *more] if any(texts) else []
+
+
 def _numbers(rows: list[dict[str, str]], column: str) -> NDArray[np.float64]:
-    return np.array([[float(word) for word in row[column].split()] for row in rows])
+    try:
+        return np.array([[float(word) for word in row[column].split()] for row in rows])
+    except ValueError:
+        raise InputError(
+            f"manifest.csv: column {column} does not hold as many numbers in every row, written with a decimal point. "
+            "A spreadsheet may have changed it: prepare the cohort again with --resume, which writes it anew."
+        ) from None
 
 
 def _listed(
@@ -176,21 +211,32 @@ def _counts(rows: list[dict[str, str]]) -> list[str]:
 
 
 def dry_run(order: Order) -> str:
-    """A table of the roles of all series and of what is known to be wrong, without reading an image or writing."""
-    salt = secret_of(order.output) if (order.output / "salt").exists() else ""
-    plan = make_plan(order, read_inputs(order), salt)
+    """A table of the roles of all series and of what is known to be wrong, without reading an image or writing.
+
+    It names the folder of each study, so it is for the user's own screen.
+    """
+    plan = make_plan(order, read_inputs(order), secret_of_cohort(order, mark=False))
     lines = [f"{len(plan.jobs)} studies, layout {plan.found.layout}"]
     jobs = {job.source.uid: job for job in plan.jobs}
-    for number, job in enumerate((jobs[source.uid] for source in plan.found.sources), 1):  # in the order of folders
+    for job in (jobs[source.uid] for source in plan.found.sources):  # in the order of folders
         entry = plan.entry(job)
         label = "-" if entry is None or entry.label is None else str(entry.label)
-        lines += ["", f"study {job.key if salt else f'#{number}'}   label {label}   {len(job.source.files)} files"]
-        series = plan.preparation.roles(job)
-        lines += [_series_line(one) for one in series] + ([_decision(series)] if series else [])
+        lines += ["", f"study {job.key}   label {label}   {len(job.source.files)} files   {_whereabouts(order, job)}"]
+        try:
+            series = plan.preparation.roles(job)
+            lines += [_series_line(one) for one in series] + ([_decision(series)] if series else [])
+        except Exception as error:  # of this study alone
+            lines += [f"  fails, {(failure := study_failure(error)).code}: {failure.message}"]
         names = sorted({(role, file.suffix) for file, role in job.source.used.items()})
         lines += [f"  {role:<12} a {ending} file" for role, ending in names]
         lines += [f"  failed: {job.source.error}"] if job.source.error else []
     return "\n".join([*lines, "", *_label_lines(plan.labelled, plan.has_labels)])
+
+
+def _whereabouts(order: Order, job: StudyTask) -> str:
+    """Where a study lies in the input, and its name there where several may lie in one folder."""
+    place = os.path.relpath(job.source.folder, order.source if order.source.is_dir() else order.source.parent)
+    return f"in {place}" + ("" if "dicom" in job.source.item else f" ({job.source.uid})")
 
 
 def _series_line(one: Series) -> str:
@@ -220,9 +266,8 @@ def _label_lines(labelled: Labelled, given: bool) -> list[str]:
     """What did not fit between labels and studies, by row."""
     if not given:
         return ["No labels: the cohort can be scored, not trained on."]
-    rows = ", ".join(map(str, labelled.unused[:10])) + (" ..." if len(labelled.unused) > 10 else "")
-    lines = [f"{len(labelled.unused)} rows of the labels have no study (rows {rows})."] if labelled.unused else []
-    return lines + labelled.notes
+    rows = f"{len(labelled.unused)} rows of the labels have no study (rows {shortened_rows(labelled.unused)})."
+    return ([rows] if labelled.unused else []) + labelled.notes
 
 
 def summary_text(order: Order, outcome: PreparedCohort) -> str:
@@ -241,6 +286,8 @@ def summary_text(order: Order, outcome: PreparedCohort) -> str:
         lines += [f"  {outcome.unlabelled} studies have no label."] if outcome.unlabelled else []
         made = f"The labels give no split: drawn by patients, a quarter for the test, seed {order.seed}."
         lines += [made] if outcome.labelled.split_made else []
+    if usable := [row["quality"] for row in outcome.rows if row["quality"]]:
+        lines.append(f"  quality by headers and geometry: {quality_counts(usable)}.")
     lines += _label_lines(outcome.labelled, outcome.has_labels)
     outside = Counter(outcome.found.outside.values())
     lines += [f"  {count} files belong to no study: {reason}" for reason, count in outside.most_common(3)]

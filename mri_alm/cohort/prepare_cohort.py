@@ -16,17 +16,17 @@ from typing import Any
 
 from jinja2 import Environment
 
-from mri_alm.cohort.labels import Label, Labelled, match_labels, patient_of, read_labels
+from mri_alm.cohort.labels import Label, Labelled, match_labels, patient_of, read_labels, shortened_rows
 from mri_alm.cohort.layouts import Input, StudySource, find_sources
 from mri_alm.cohort.prepare_study import Preparation, StudyTask
+from mri_alm.cohort.protocol import quality_of
 from mri_alm.cohort.rules import CohortRules, load_cohort_rules
 from mri_alm.errors import InputError, StudyError
-from mri_alm.imaging.registration import PREPARED_IMAGES
 from mri_alm.runtime.atomic import private_files, sweep
 from mri_alm.runtime.files import read_json, write_bytes, write_json
 from mri_alm.runtime.locks import exclusive_lock
 from mri_alm.runtime.progress import progress_bar
-from mri_alm.runtime.pseudonyms import secret_of, study_key
+from mri_alm.runtime.pseudonyms import key_secret, study_key
 from mri_alm.runtime.tables import read_table, write_csv
 from mri_alm.runtime.tasks import LostTaskError, Pool, TaskResult, run_tasks
 
@@ -37,9 +37,12 @@ MANIFEST_COLUMNS = (
     "crop_center_mm", "t2_series", "dwi_series", "adc_series", "hbv_series", "b_values", "hbv_b", "adc_source",
     "adc_units", "registration", "shift_mm", "rotation_deg", "mi_before", "mi_after", "coverage",
     "vendor", "model", "field_strength", "t2_spacing_mm", "t2_size", "adc_spacing_mm",
-    "files_seen", "files_used", "files_ignored", "files_failed",
+    "files_seen", "files_used", "files_ignored", "files_failed", "adc_size", "quality",
+    "t2_valid",
 )  # fmt: skip
 
+KEY_CHECK, OWN_SECRET = "key_check.json", "salt"  # in a cohort's folder; the second one of earlier versions
+_CHECKED = "which secret are the keys of this cohort made with?"
 TEMPLATE = Path(__file__).with_name("qc.html.j2")
 KILLED = StudyError(
     "killed",
@@ -61,6 +64,7 @@ class Order:
         resume: Go on in a folder that holds a cohort.
         strict: All or nothing: refuse labels that do not fit, stop at the first failed study, no manifest then.
         key_file: Where to write what the keys stand for; it identifies patients.
+        salt_file: File with the secret of the keys, in place of the user's own.
         seed: Of the split, where the labels give none.
         backend: Where studies are prepared, see :class:`mri_alm.runtime.Pool`.
         address: Of a Ray cluster.
@@ -77,6 +81,7 @@ class Order:
     seed: int = 0
     backend: str = "threading"
     address: str | None = None
+    salt_file: Path | None = None
 
 
 @dataclass
@@ -134,16 +139,14 @@ def read_inputs(order: Order) -> Inputs:
         raise InputError(f"{order.output} lies inside the input, so it would become part of it. Choose another folder.")
     if order.key_file and place in order.key_file.resolve().parents:
         raise InputError(f"{order.key_file} identifies patients: put it outside {order.output}, which may be shared.")
-    labels = order.labels
-    if labels is None and root.suffix.lower() == ".csv" and root.is_file():
+    entries = read_labels(order.labels, rules.labels) if order.labels else []
+    found = find_sources(order.source, rules)
+    labelled = order.labels is not None
+    if not labelled and found.layout == "table":
         columns = read_table(root, as_numbered=True)[0].keys()
-        labels = root if columns & set(rules.labels.columns["label"]) else None
-    return Inputs(
-        rules,
-        read_labels(labels, rules.labels) if labels else [],
-        labels is not None,
-        find_sources(order.source, rules),
-    )
+        labelled = bool(columns & set(rules.labels.columns["label"]))
+        entries = read_labels(root, rules.labels) if labelled else []
+    return Inputs(rules, entries, labelled, found)
 
 
 def make_plan(order: Order, inputs: Inputs, salt: str) -> Plan:
@@ -152,6 +155,7 @@ def make_plan(order: Order, inputs: Inputs, salt: str) -> Plan:
     keys = {source.uid: study_key(source.uid, salt) for source in found.sources}
     for source in found.sources:
         source.names.append(keys[source.uid])
+    _warn_of_entries(inputs.rules, found.sources)
     labelled = match_labels(found.sources, inputs.labels, seed=order.seed)
     jobs = [
         StudyTask(source, keys[source.uid], _crop(source, labelled.of.get(source.uid)))
@@ -167,6 +171,15 @@ def make_plan(order: Order, inputs: Inputs, salt: str) -> Plan:
     return Plan(found, labelled, preparation, jobs, inputs.has_labels)
 
 
+def _warn_of_entries(rules: CohortRules, sources: Sequence[StudySource]) -> None:
+    """Say which entries of the rules' ``studies`` mean no study, or more than one."""
+    for number, name in enumerate(rules.studies, 1):
+        fits = sum(name in source.names for source in sources)
+        if fits != 1:
+            what = f"{fits} studies" if fits else "no study and changes nothing"
+            logger.warning("Entry %d under studies in the rules file fits %s.", number, what)
+
+
 @private_files()
 def prepare_cohort(order: Order) -> PreparedCohort:
     """Do it all; finished studies of an earlier, equal run are kept.
@@ -178,19 +191,47 @@ def prepare_cohort(order: Order) -> PreparedCohort:
     if order.workers < 0:
         raise InputError(f"--workers must be 1 or more, or 0 for one per core, got {order.workers}.")
     pool = Pool(order.backend, order.workers or os.cpu_count() or 1, order.address)
-    if (order.output / "salt").exists() and not order.resume:
+    if any((order.output / name).exists() for name in (KEY_CHECK, OWN_SECRET)) and not order.resume:
         raise InputError(f"{order.output} holds a cohort. Add --resume to go on with it, or choose another folder.")
     logger.info("Reading names and headers ...")
     inputs = read_inputs(order)  # bad input is refused before anything is written
+    plan = make_plan(order, inputs, secret_of_cohort(order, mark=False))
+    if order.strict and plan.has_labels:
+        _refuse_labels(plan)
+    if plan.labelled.unused:
+        logger.warning("Rows %s of the labels fit no study and label none.", shortened_rows(plan.labelled.unused))
     with exclusive_lock(order.output / ".lock"):
-        plan = make_plan(order, inputs, secret_of(order.output))
-        if order.strict and plan.has_labels:
-            _refuse_labels(plan)
+        secret_of_cohort(order)
         done = prepare_all(plan.preparation, plan.jobs, pool=pool, strict=order.strict)
         rows = [_row(plan, job) for job in plan.jobs]
         outcome = PreparedCohort(**vars(plan), rows=rows, kept=len(plan.jobs) - done)
         _write(order, outcome)
     return outcome
+
+
+def secret_of_cohort(order: Order, *, mark: bool = True) -> str:
+    """The secret of the cohort's keys: that of its own file, if it is of an earlier version, else the user's.
+
+    Args:
+        order: What to prepare.
+        mark: Write down by which secret the cohort's keys are made, in a form that does not tell the secret.
+
+    Raises:
+        InputError: If there is none, or the cohort's keys were made with another one.
+    """
+    own, check = order.output / OWN_SECRET, order.output / KEY_CHECK
+    salt = key_secret(own if own.exists() and not order.salt_file else order.salt_file)
+    expected = study_key(_CHECKED, key_secret(own)) if own.exists() else None
+    if check.exists():
+        expected = read_json(check).get("check")
+    if expected not in (None, study_key(_CHECKED, salt)):
+        raise InputError(
+            f"The study keys of {order.output} were made with another secret, and would all change. Go on with that "
+            "one: name its file by --salt-file, or choose another folder."
+        )
+    if mark and not check.exists():
+        write_json(check, {"check": study_key(_CHECKED, salt)})
+    return salt
 
 
 def _crop(source: StudySource, entry: Label | None) -> dict[str, Any]:
@@ -207,7 +248,7 @@ def _refuse_labels(plan: Plan) -> None:
     if unlabelled or plan.labelled.unused:
         raise InputError(
             f"--strict: {len(unlabelled)} studies have no label, and {len(plan.labelled.unused)} rows of the labels "
-            f"have no study (rows {', '.join(map(str, plan.labelled.unused[:10])) or 'none'}). Correct the table."
+            f"have no study (rows {shortened_rows(plan.labelled.unused) or 'none'}). Correct the table."
         )
 
 
@@ -222,9 +263,11 @@ def _row(plan: Plan, job: StudyTask) -> dict[str, Any]:
     elif plan.has_labels:
         warnings.append("No label in the label table.")
     if row["status"] != "failed":
-        row |= {name: f"{job.key}/{name}.nii.gz" for name in PREPARED_IMAGES} | {"status": "warn" if warnings else "ok"}
+        row |= {name: f"{job.key}/{name}.nii.gz" for name in record["images"]}
+        row["status"] = "warn" if warnings else "ok"
         row["registration"] = "accepted" if found.get("accepted") else f"refused: {found.get('reason', 'not tried')}"
         row |= {name: _cell(found.get(name)) for name in ("shift_mm", "rotation_deg", "mi_before", "mi_after")}
+        row["quality"] = str(quality_of(record))
     return row | {"warnings": " | ".join(warnings)}
 
 
@@ -263,10 +306,9 @@ def _keys(plan: Plan) -> list[dict[str, str]]:
     """What the keys of studies and files stand for."""
     rows = []
     for job in plan.jobs:
-        files = job.source.files
-        place = os.path.commonpath([file.parent for file in files]) if files else ""
-        rows.append({"kind": "study", "key": job.key, "path": str(place)})
-        rows += [{"kind": "file", "key": plan.preparation.file_key(f), "path": str(f)} for f in files]
+        rows.append({"kind": "study", "key": job.key, "path": str(job.source.folder)})
+        files = [(plan.preparation.file_key(file), file) for file in job.source.files]
+        rows += [{"kind": "file", "key": key, "path": str(file)} for key, file in files]
     return rows
 
 

@@ -18,16 +18,26 @@ import numpy as np
 import SimpleITK as sitk  # noqa: N813
 
 from mri_alm.cohort.layouts import StudySource
-from mri_alm.cohort.rules import CohortRules, set_by_hand, tidy
-from mri_alm.errors import StudyError, itk_failed, memory_ran_out
+from mri_alm.cohort.names import tidy
+from mri_alm.cohort.rules import CohortRules, set_by_hand
+from mri_alm.errors import StudyError
 from mri_alm.imaging.choose_series import chosen
 from mri_alm.imaging.dicom_files import StudyFiles, silence_readers, with_headers
 from mri_alm.imaging.exam import crop_centre, load_images, read_study, study_images
 from mri_alm.imaging.image_file import write_nifti
 from mri_alm.imaging.pictures import study_strip
-from mri_alm.imaging.registration import PREPARED_IMAGES, Facts, Images, onto_grid
-from mri_alm.imaging.series import Series, group_series
-from mri_alm.runtime.atomic import write_atomically
+from mri_alm.imaging.registration import (
+    PREPARED_IMAGES,
+    Facts,
+    Images,
+    as_manifest_says,
+    as_stored,
+    missing_high_b,
+    onto_grid,
+)
+from mri_alm.imaging.series import Series, group_series, trust_positions
+from mri_alm.runtime.atomic import explain_os_errors, write_atomically
+from mri_alm.runtime.bug_reports import BUG_REPORT, UnexpectedError, ends_the_run, study_failure
 from mri_alm.runtime.files import DamagedFileError, read_json, write_bytes, write_json
 from mri_alm.runtime.pseudonyms import study_key
 
@@ -41,6 +51,8 @@ _FACTS = (
     "coverage",
     "crop_center_mm",
     "registration",
+    "hbv_b",
+    *(f"{name}_{what}" for name in ("t2", "adc") for what in ("spacing_mm", "size", "thickness_mm", "acquired_mm")),
 )
 
 
@@ -76,18 +88,20 @@ class Preparation:
     def __init__(self, folder: Path, root: Path, rules: CohortRules, salt: str) -> None:
         self.folder, self.root, self.rules, self.salt = folder, root, rules, salt
         self.versions = {name: version(name) for name in PREPARATION_PACKAGES}
-        settings = {"series": rules.series, "grid": [rules.spacing, rules.size]}
+        grid = [rules.spacing, rules.size]
+        settings = {"series": rules.series, "trust_positions": rules.trust_positions, "grid": grid}
         self.settings = json.dumps(settings | self.versions, sort_keys=True, default=list)
 
     def finished(self, job: StudyTask) -> bool:
         """Whether a study is usable and up to date; a failed one is tried again: a decoder may be there since."""
         place = self.folder / job.key
         try:
-            digest = read_json(place / "study.json").get("digest")
+            record = read_json(place / "study.json")
         except (OSError, DamagedFileError):
             return False
-        whole = all((place / f"{name}.nii.gz").is_file() for name in PREPARED_IMAGES)
-        return whole and digest == self.digest(job)
+        images = record.get("images", PREPARED_IMAGES)  # before t2_valid there was no such list
+        whole = bool(images) and all((place / f"{name}.nii.gz").is_file() for name in images)
+        return whole and bool(record.get("digest") == self.digest(job))
 
     def prepare(self, job: StudyTask, refused: StudyError | None = None) -> dict[str, Any]:
         """Read, register and write one study, or record why it cannot be; gives the record.
@@ -97,15 +111,30 @@ class Preparation:
             refused: Do not try, record this reason.
         """
         silence_readers()  # in the process that reads, whichever that is
-        with write_atomically(self.folder / job.key) as part:
-            part.mkdir()
-            record = self._attempt(job, part, refused)
-            write_json(part / "study.json", record | {"versions": self.versions})
+        place = self.folder / job.key
+        with explain_os_errors(place), write_atomically(place) as part:
+            try:
+                return self._written(job, part, refused)
+            except Exception as error:
+                if ends_the_run(error):  # the place cannot be written
+                    raise
+                return self._written(job, part, study_failure(error))
+
+    def _written(self, job: StudyTask, part: Path, refused: StudyError | None) -> dict[str, Any]:
+        """The record and all files of a study, in an empty folder."""
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        record, images = self._attempt(job, part, refused)
+        if images:
+            self._write(images, part)
+        write_json(part / "study.json", record | {"versions": self.versions})
         return record
 
-    def _attempt(self, job: StudyTask, part: Path, refused: StudyError | None) -> dict[str, Any]:
+    def _attempt(self, job: StudyTask, part: Path, refused: StudyError | None) -> tuple[dict[str, Any], Images]:
+        """The record, and the images on the grid; none of a study that cannot be used, whatever the reason."""
         dicom: StudyFiles | None = job.source.item.get("dicom")
         series: list[Series] = []
+        images: Images = {}
         used: frozenset[Path] = frozenset()
         record: dict[str, Any] = {"study": job.key, "status": "ok", "error_code": ""}
         record |= {"error_text": "", "warnings": []}
@@ -114,24 +143,25 @@ class Preparation:
                 raise refused
             if dicom:
                 dicom = with_headers(dicom)
-                series = group_series(dicom.files, dicom.headers, self.rules.series)
-                set_by_hand(self._by_hand(job), series)
+                series = self._series(job, dicom)
             images, report, used = _load(job.source, dicom, series)
-            record |= _geometry(images) | {"content": _content(images)}
-            spacing, size, centre = self.rules.spacing, self.rules.size, crop_centre(job.item)
+            record |= {"content": _content(images)}
+            if why := missing_high_b(images, report):
+                images.pop("hbv", None)
+                report["warnings"].append(f"{why}. Only models trained with --drop_hbv above 0 take it.")
+            spacing, size, centre = self.rules.spacing, self.rules.size, as_manifest_says(crop_centre(job.item))
             images, report = onto_grid(images, report, spacing=spacing, size=size, center_mm=centre)
+            images = as_stored(images)
             record |= _facts(report)
-            self._write(images, part)
-        except (StudyError, MemoryError, RuntimeError) as error:
-            failure = error if isinstance(error, StudyError) else memory_ran_out(error) or itk_failed(error)
-            if failure is None:
-                raise
-            shutil.rmtree(part)
-            part.mkdir()
+        except Exception as error:
+            failure, images = study_failure(error), {}
+            if isinstance(failure, UnexpectedError):
+                write_bytes(part / BUG_REPORT, failure.report.encode())
             record |= {"status": "failed", "error_code": failure.code, "error_text": failure.message}
         record["series"] = [chosen(one) for one in series]
         record |= self._accounts(job, record, dicom=dicom, series=series, used=used)
-        return record | {"digest": self.digest(job), "grid": {"spacing": self.rules.spacing, "size": self.rules.size}}
+        record |= {"grid": {"spacing": self.rules.spacing, "size": self.rules.size}, "images": list(images)}
+        return record | {"digest": self.digest(job)}, images
 
     def roles(self, job: StudyTask) -> list[Series]:
         """The DICOM series of a study with their roles; none when it is no DICOM study.
@@ -141,9 +171,13 @@ class Preparation:
         """
         if "dicom" not in job.source.item:
             return []
-        dicom = with_headers(job.source.item["dicom"])
+        return self._series(job, with_headers(job.source.item["dicom"]))
+
+    def _series(self, job: StudyTask, dicom: StudyFiles) -> list[Series]:
         series = group_series(dicom.files, dicom.headers, self.rules.series)
         set_by_hand(self._by_hand(job), series)
+        if self.rules.trust_positions:
+            trust_positions(series)
         return series
 
     def file_key(self, file: Path) -> str:
@@ -155,9 +189,10 @@ class Preparation:
         state = hashlib.sha256(self.settings.encode())
         gland = [Path(job.item["gland"])] if "gland" in job.item else []
         for file in [*job.source.files, *filter(Path.is_file, gland)]:
-            status = file.stat() if file.exists() else None
-            state.update(os.fsencode(f"{self._name(file)}|{status and (status.st_size, status.st_mtime_ns)}\n"))
-        columns = {name: self._name(Path(value)) for name, value in job.source.item.items() if name != "dicom"}
+            state.update(os.fsencode(f"{self._name(file)}|{_size_and_time(file)}\n"))
+        item = job.source.item
+        columns = {name: self._name(Path(item[name])) for name in item.keys() - {"dicom", "facts"}}
+        columns |= {"facts": repr(sorted(item["facts"].items()))} if "facts" in item else {}
         state.update(os.fsencode(repr((sorted(columns.items()), job.item.get("crop_center_mm"), self._by_hand(job)))))
         return state.hexdigest()
 
@@ -168,8 +203,9 @@ class Preparation:
     def _write(self, images: Images, part: Path) -> None:
         """Images and picture of a prepared item."""
         for name, image in images.items():
-            write_nifti(part / f"{name}.nii.gz", image if name == "valid" else _rounded(image))
+            write_nifti(part / f"{name}.nii.gz", image)
         arrays = {name: sitk.GetArrayFromImage(image) for name, image in images.items()}
+        arrays.setdefault("hbv", np.zeros_like(arrays["adc"]))
         write_bytes(part / "qc.jpg", study_strip(arrays, self.rules.spacing))
 
     def _accounts(
@@ -217,6 +253,14 @@ class Preparation:
         return tidy(str(file.relative_to(base) if file.is_relative_to(base) else file))
 
 
+def _size_and_time(file: Path) -> tuple[int, int] | None:
+    try:
+        status = file.stat()
+    except (OSError, ValueError):  # it is gone, or never was
+        return None
+    return status.st_size, status.st_mtime_ns
+
+
 def _load(source: StudySource, dicom: StudyFiles | None, series: list[Series]) -> tuple[Images, Facts, frozenset[Path]]:
     """A study's volumes, each on its own grid, what is known of them, and the files they are from."""
     if source.error:
@@ -229,30 +273,16 @@ def _load(source: StudySource, dicom: StudyFiles | None, series: list[Series]) -
 
 def _content(images: Images) -> dict[str, str]:
     """Digest of each image's voxels as they were read, by which copies are known whatever their crop."""
-    arrays = {name: sitk.GetArrayFromImage(images[name]).astype(np.float32) for name in ("t2", "adc", "hbv")}
+    read = [name for name in ("t2", "adc", "hbv") if name in images]
+    arrays = {name: sitk.GetArrayFromImage(images[name]).astype(np.float32) for name in read}
     return {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in arrays.items()}
-
-
-def _geometry(images: Images) -> dict[str, Any]:
-    """Voxel size and count of the images as they came."""
-    sizes = {f"{name}_size": images[name].GetSize() for name in ("t2", "adc")}
-    return sizes | {f"{name}_spacing_mm": [round(v, 3) for v in images[name].GetSpacing()] for name in ("t2", "adc")}
 
 
 def _facts(report: Facts) -> dict[str, Any]:
     """What the record says about a prepared study."""
     facts = {name: report.get(name) for name in _FACTS}
     facts["vendor"] = report.get("vendor", "")
-    facts["hbv_b"] = (report.get("hbv") or {}).get("b")
     for name in ("t2", "dwi", "adc", "hbv"):  # of DICOM; the reasons stand at the series of study.json
         found = report.get(name) or []
         facts[f"{name}_series"] = [one["series"] for one in (found if isinstance(found, list) else [found])]
     return facts | {"warnings": report["warnings"], "status": "warn" if report["warnings"] else "ok"}
-
-
-def _rounded(image: sitk.Image) -> sitk.Image:
-    """Float32 rounded to 12 significant bits (0.01 %, well below noise): the file shrinks by half, zero stays zero."""
-    bits = sitk.GetArrayFromImage(image).view(np.uint32)
-    rounded = sitk.GetImageFromArray(((bits + 0x400) & np.uint32(0xFFFFF800)).view(np.float32))
-    rounded.CopyInformation(image)
-    return rounded

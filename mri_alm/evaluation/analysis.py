@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mri_alm.bundle.run_folder import RunRecord, read_run
+from mri_alm.cohort.protocol import training_note
 from mri_alm.evaluation.data import LabelledScores, read_calibration, read_labelled_scores, refuse_another_model
 from mri_alm.evaluation.performance import (
     Estimate,
@@ -142,7 +143,7 @@ def evaluate(
     return Evaluation(
         data=data,
         performances={
-            model.name: performance_of(data.label, model.score, model.threshold, draws=draws, seed=seed)
+            model.name: performance_of(data.label, model.score, model.needed, draws=draws, seed=seed)
             for model in data.models
         },
         comparisons=compare_scores(data, draws=draws, seed=seed),
@@ -256,8 +257,13 @@ def _warnings(data: LabelledScores, groups: Sequence[Subgroup], run: RunRecord |
             f"{studies} studies come from {patients} patients. Intervals and bounds assume independent studies and are "
             "too narrow: keep one study per patient."
         )
-    if run and run.synthetic:
-        yield "The training cohort is synthetic: figures show that the software works, and nothing of patients."
+    if run and (note := training_note(run.trained_on)):
+        yield f"The model was {note}: figures show that the software works, and nothing of patients."
+    if n := int(data.models[0].below_gate.sum()):
+        yield (
+            f"{n} of {studies} studies are below the quality gate: DCE is asked for whatever their score. Figures of "
+            "decisions count that; curves and the slider, which go by the score alone, do not."
+        )
     if data.positives < (least := minimum_positives(0.1, 0.1)):
         yield (
             f"Only {data.positives} positive{'s' * (data.positives != 1)}: one exam moves every figure by much, and "

@@ -2,15 +2,18 @@
 
 import logging
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mri_alm.cohort.manifest import RENAMED_COLUMNS
+from mri_alm.cohort.names import by_number, likely_cause, loosely, tidy
+from mri_alm.cohort.protocol import BELOW_GATE
 from mri_alm.errors import InputError
 from mri_alm.metrics.ranking import Floats
 from mri_alm.metrics.threshold import one_score_per_patient
@@ -35,6 +38,7 @@ class ModelScores:
         spread: ``(N,)`` standard deviation of the members' logits; NaN where unknown.
         warnings: ``(N,)`` quality warnings, empty where there are none.
         sha256: Of the file.
+        below_gate: ``(N,)``, whether DCE is asked for whatever the score, for the exam's quality.
     """
 
     name: str
@@ -43,11 +47,12 @@ class ModelScores:
     spread: Floats
     warnings: tuple[str, ...]
     sha256: str
+    below_gate: NDArray[np.bool_]
 
     @property
     def needed(self) -> NDArray[np.bool_] | None:
         """``(N,)``, whether its file asks for DCE; None: it decides nothing."""
-        return None if self.threshold is None else self.score >= self.threshold
+        return None if self.threshold is None else (self.score >= self.threshold) | self.below_gate
 
 
 @dataclass(frozen=True)
@@ -116,14 +121,16 @@ def read_labelled_scores(
             number, a label is missing, or only one class is left. Every problem of this kind is named at once.
     """
     truth = _by_study(labels, ("study", "label"))
-    tables = {name: _by_study(path, ("study", "score")) for name, path in scores.items()}
+    spelling = {tidy(study): study for study in truth}
+    tables = {name: _by_study(path, ("study", "score"), spelling) for name, path in scores.items()}
     scored = {study for table in tables.values() for study in table}
-    if known := sorted(scored & set(trained_on)):
+    trained = {loosely(tidy(study)) for study in trained_on}
+    if known := sorted(study for study in scored if loosely(tidy(study)) in trained):
         raise InputError(
             f"Among the scores are training studies of this run: {_named(known)}. They say nothing about new patients. "
             "Leave them out; or, if they only share a name with training studies, rename them or omit --run."
         )
-    left_out = _left_out(truth, scored, exclude)
+    left_out = _left_out(truth, scored, {spelling.get(tidy(study), study) for study in exclude})
     expected = [study for study in truth if study not in left_out]
     problems = _mismatches(tables, scores, set(expected), labels)
     problems += [
@@ -138,18 +145,20 @@ def read_labelled_scores(
     for table in tables.values():
         lost = {study: row for study, row in table.items() if row["score"] == ""}
         left_out |= {study: row.get("warnings") or "not scored" for study, row in lost.items()}
-    studies = tuple(study for study in expected if study not in left_out)
-    label = np.array([int(truth[study]["label"]) for study in studies], dtype=np.int64)
+    keys = tuple(study for study in expected if study not in left_out)
+    label = np.array([int(truth[study]["label"]) for study in keys], dtype=np.int64)
     if len(set(label.tolist())) < 2:
         raise InputError(
             f"{labels}: the {label.size} studies with a score all have one label or there are none; an evaluation "
             "needs both classes."
         )
     return LabelledScores(
-        studies=studies,
+        studies=tuple(next(iter(tables.values()))[study]["study"] for study in keys),  # as their pictures are called
         label=label,
-        models=tuple(_model_scores(name, scores[name], table, studies) for name, table in tables.items()),
-        columns={column: tuple(truth[study][column] for study in studies) for column in truth[studies[0]]},
+        models=tuple(
+            _model_scores(name, scores[name], [table[study] for study in keys]) for name, table in tables.items()
+        ),
+        columns={column: tuple(truth[study][column] for study in keys) for column in truth[keys[0]]},
         left_out=left_out,
         sha256=sha256(labels),
     )
@@ -170,10 +179,12 @@ def read_calibration(
         InputError: See :func:`read_labelled_scores`; or a patient is among those that must not be.
     """
     found = read_labelled_scores({"calibration": scores}, labels, trained_on=trained_on)
-    if known := {*found.patients, *found.studies} & {*apart_from}:
+    theirs = {loosely(tidy(name)) for name in apart_from}
+    if known := {name for name in (*found.patients, *found.studies) if loosely(tidy(name)) in theirs}:
         raise InputError(
             f"{len(known)} calibration patients or studies were trained on, or are evaluated too (such as "
-            f"{min(known)}): a guarantee needs others. If they only share a name, rename them."
+            f"{min(known)}): a guarantee needs others. If they only share a name, or a number but for leading zeros, "
+            "rename them."
         )
     return one_score_per_patient(found.patients, found.label, found.models[0].score)
 
@@ -201,13 +212,17 @@ def shortened(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
-def _by_study(path: Path, required: Collection[str]) -> dict[str, _Row]:
-    """Rows of a CSV file by study, cells stripped."""
-    rows = read_table(path, required, renamed=RENAMED_COLUMNS)
-    twice = [name or "without name" for name, n in Counter(row["study"] for row in rows).items() if n > 1 or not name]
+def _by_study(
+    path: Path, required: Collection[str], spelling: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, _Row]:
+    """Rows of a CSV file by study, cells stripped; a name that another table spells otherwise goes by its spelling."""
+    found: dict[str, list[_Row]] = defaultdict(list)
+    for row in read_table(path, required, renamed=RENAMED_COLUMNS):
+        found[tidy(row["study"])].append(row)
+    twice = [same[0]["study"] or "without name" for name, same in found.items() if len(same) > 1 or not name]
     if twice:
         raise InputError(f"{path}: several rows, or no name, for {_named(twice)}. Keep one row of each.")
-    return {row["study"]: row for row in rows}
+    return {spelling.get(name, row["study"]): row for name, (row,) in found.items()}
 
 
 def _left_out(truth: Mapping[str, _Row], scored: set[str], exclude: Collection[str]) -> dict[str, str]:
@@ -233,13 +248,22 @@ def _mismatches(
 ) -> list[str]:
     problems = []
     for name, table in tables.items():
-        if extra := sorted(table.keys() - expected):
+        extra, missing = sorted(table.keys() - expected), sorted(expected - table.keys())
+        if extra:
             problems.append(f"{paths[name]}: no row in {labels} for {_named(extra)}. Add the labels.")
-        if missing := sorted(expected - table.keys()):
+        if missing:
             problems.append(
                 f"{paths[name]}: no row there for {_named(missing)} of {labels}. Score them, or take them out of the "
                 "labels: an exam that is lost must not look like one that went well."
             )
+        for strange, known, path in ((extra, expected, paths[name]), (missing, set(table), labels)):
+            numbers = by_number(map(tidy, known))
+            causes = Counter(filter(None, (likely_cause(tidy(study), numbers) for study in strange)))
+            problems += [
+                f"{path}: {count} names {cause}. A table was probably opened in Excel: restore it, or make the column "
+                "study a text there."
+                for cause, count in causes.items()
+            ]
     return problems
 
 
@@ -247,8 +271,12 @@ def _bad_scores(table: Mapping[str, _Row]) -> list[str]:
     bad = [(study, row["score"]) for study, row in table.items() if row["score"] != "" and not _finite(row["score"])]
     more = [f"... and {len(bad) - _SHOWN} more scores that are no finite numbers."] if len(bad) > _SHOWN else []
     return [
-        f'study {study} has score "{value}", which is no finite number. Score it again, or leave the cell empty to '
-        "count it as not scored."
+        f'study {study} has score "{value}", which is no finite number'
+        + (
+            ": write decimals with a point."
+            if "," in value
+            else ". Score it again, or leave the cell empty to count it as not scored."
+        )
         for study, value in bad[:_SHOWN]
     ] + more
 
@@ -260,14 +288,14 @@ def _finite(text: str) -> bool:
         return False
 
 
-def _model_scores(name: str, path: Path, table: Mapping[str, _Row], studies: tuple[str, ...]) -> ModelScores:
-    rows = [table[study] for study in studies]
+def _model_scores(name: str, path: Path, rows: list[_Row]) -> ModelScores:
     score = np.array([float(row["score"]) for row in rows])
     spread = [row.get("spread", "") for row in rows]
     return ModelScores(
         name=name,
         score=score,
         threshold=_threshold(path, rows, score),
+        below_gate=_below_gate(rows),
         spread=np.array([float(text) if _finite(text) else math.nan for text in spread]),
         warnings=tuple(row.get("warnings", "") for row in rows),
         sha256=sha256(path),
@@ -287,7 +315,8 @@ def _threshold(path: Path, rows: list[_Row], score: Floats) -> float | None:
     (text,) = values
     threshold = float(text) if text else -math.inf
     needed = [row.get("dce_needed") for row in rows]
-    wrong = [i for i, (s, n) in enumerate(zip(score, needed, strict=True)) if n and n != str(int(s >= threshold))]
+    asked = (score >= threshold) | _below_gate(rows)
+    wrong = [i for i, (a, n) in enumerate(zip(asked, needed, strict=True)) if n and n != str(int(a))]
     if wrong:
         i = wrong[0]
         raise InputError(
@@ -295,6 +324,10 @@ def _threshold(path: Path, rows: list[_Row], score: Floats) -> float | None:
             f"{text or 'none'}; that is not score >= threshold. Restore the file that score.py wrote."
         )
     return threshold
+
+
+def _below_gate(rows: list[_Row]) -> NDArray[np.bool_]:
+    return np.array([row.get("quality", "").startswith(BELOW_GATE) for row in rows])
 
 
 def _named(studies: list[str]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mri_alm.bundle.run_folder import RunRecord
+from mri_alm.cohort.protocol import trained_in_words, training_note
 from mri_alm.evaluation.analysis import Evaluation
 from mri_alm.evaluation.data import LabelledScores
 from mri_alm.runtime.files import read_json
@@ -78,9 +79,11 @@ def _training(run: RunRecord) -> dict[str, str]:
     settings = run.settings
     labels = list(run.trained.values())
     members = {name: _mean_sd(aucs) for name, aucs in run.members.items()}
+    note = training_note(run.trained_on)
+    note += note and ": the built-in phantom, which says nothing about patients"
     return {
-        "Cohort": f"{len(labels)} exams, {sum(labels)} need DCE"
-        + ("; the built-in synthetic phantom: nothing here says anything about patients." if run.synthetic else "."),
+        "Cohort": f"{len(labels)} exams, {sum(labels)} need DCE" + (f"; {note}." if note else "."),
+        "Scanners and protocols": trained_in_words(run.trained_on),
         "Partition": f"{len(run.history)} random stratified splits of the training patients, "
         f"{100 * float(settings.get('validation', 0)):g} % held out in each; one model each, the mean logit counts.",
         "Objective": f"loss {settings.get('loss')}, "

@@ -28,6 +28,7 @@ from mri_alm.metrics.ranking import (
 )
 from mri_alm.metrics.threshold import clopper_pearson_upper
 from mri_alm.metrics.uncertainty import DelongTest, bootstrap_interval, delong_auc, delong_test, holm, partial_auc
+from mri_alm.runtime.tables import column_name
 
 PARTIAL_FROM = 0.9  # true-positive rate from which the partial AUC counts
 _SCANNER_COLUMNS = ("site", "center", "scanner", "vendor", "model", "field_strength")
@@ -164,14 +165,14 @@ def decision_counts(label: ArrayLike, needed: ArrayLike) -> DecisionCounts:
 
 
 def performance_of(
-    label: ArrayLike, score: ArrayLike, threshold: float | None = None, *, draws: int = 2000, seed: int = 0
+    label: ArrayLike, score: ArrayLike, needed: ArrayLike | None = None, *, draws: int = 2000, seed: int = 0
 ) -> Performance:
     """Every figure of one score.
 
     Args:
         label: ``(B,)`` in {0, 1}, both present.
         score: ``(B,)``, any kind that grows with suspicion.
-        threshold: Fixed beforehand: positive iff score >= threshold. None: no figures of decisions.
+        needed: ``(B,)``, decided beforehand: whether DCE is asked for. None: no figures of decisions.
         draws: Bootstrap resamples.
         seed: Of the draws.
 
@@ -197,8 +198,8 @@ def performance_of(
     if n > 1 and positive.size - n > 1:
         delong = delong_auc(positive, score)
         figures["auc_delong"] = Estimate(delong.auc, *delong.interval)
-    if threshold is not None:
-        figures |= _shares(positive, score >= threshold)
+    if needed is not None:
+        figures |= _shares(positive, np.asarray(needed) == 1)
     return Performance(
         positives=n,
         negatives=positive.size - n,
@@ -262,7 +263,8 @@ def group_columns(data: LabelledScores, wanted: Sequence[str] | None) -> list[st
     counts = {column: len(set(cells)) for column, cells in data.columns.items()}
     if wanted is None:
         return [column for column in _SCANNER_COLUMNS if 1 < counts.get(column, 0) <= _GROUPS]
-    for column in wanted:
+    columns = list(map(column_name, wanted))
+    for column in columns:
         if column not in counts:
             raise InputError(f'The label table has no column "{column}" to group by. It has: {", ".join(counts)}.')
         if counts[column] > _GROUPS:
@@ -270,7 +272,7 @@ def group_columns(data: LabelledScores, wanted: Sequence[str] | None) -> list[st
                 f'Column "{column}" has {counts[column]} different values, too many for subgroups (at most {_GROUPS}). '
                 "Add a column with ranges and group by that."
             )
-    return list(wanted)
+    return columns
 
 
 def subgroups(data: LabelledScores, columns: Sequence[str], *, draws: int = 2000, seed: int = 0) -> list[Subgroup]:
@@ -287,6 +289,7 @@ def subgroups(data: LabelledScores, columns: Sequence[str], *, draws: int = 2000
             if positives < _FEW_POSITIVES:
                 note = f"only {positives} positive{'s' * (positives != 1)}"
             if positives and negatives:
-                performance = performance_of(label, score, model.threshold, draws=draws, seed=seed)
+                needed = None if model.needed is None else model.needed[rows]
+                performance = performance_of(label, score, needed, draws=draws, seed=seed)
             found.append(Subgroup(column, value or "(empty)", model.name, positives, negatives, performance, note))
     return found

@@ -3,11 +3,15 @@
 No file is trusted: neither what it says about its own lengths nor that it is what its name says.
 """
 
+import filecmp
+import hashlib
 import io
 import logging
 import os
 import re
 import warnings
+import zlib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,9 +26,9 @@ from pydicom.errors import BytesLengthException, InvalidDicomError
 from pydicom.uid import EnhancedMRImageStorage, MRImageStorage
 
 from mri_alm.errors import InputError
-from mri_alm.imaging.diffusion import DIRECTION_TAGS, GE_B, PHILIPS_B, SIEMENS_B, UIH_B
+from mri_alm.imaging.diffusion import DIFFUSION_TAGS
 from mri_alm.imaging.series import frames_of
-from mri_alm.runtime.files import IMAGE, stands_for, walk
+from mri_alm.runtime.files import is_image, stands_for, walk
 from mri_alm.runtime.tasks import Pool, run_tasks
 
 # What pydicom raises on damaged files; anything else is a bug of ours and keeps its traceback.
@@ -44,17 +48,23 @@ DAMAGED = (
     StopIteration,
     StructError,
 )
+MAX_INFLATED = 1 << 28
 SMALL = 1 << 22  # bytes; up to here one read of the whole file is the fastest way to its header, too
 # Only these elements are ever read from a header: no name, birth date or accession number enters the program.
 HEADER_TAGS: list[Any] = [
     "SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID", "FrameOfReferenceUID",
-    "SeriesNumber", "SeriesDescription", "ProtocolName", "ImageType", "AcquisitionTime", "SeriesTime", "ContentTime",
+    "SeriesNumber", "SeriesDescription", "ProtocolName", "ImageType", "Modality",
+    "AcquisitionDateTime", "AcquisitionDate", "AcquisitionTime", "SeriesDate", "SeriesTime",
+    "ContentDate", "ContentTime",
     "Manufacturer", "ManufacturerModelName", "MagneticFieldStrength", "PatientIdentityRemoved",
-    "Rows", "Columns", "SamplesPerPixel", "PixelSpacing", "ImagePositionPatient", "ImageOrientationPatient",
-    "RescaleSlope", "RescaleIntercept", "EchoTime", "ScanningSequence", "DiffusionBValue", "MRDiffusionSequence",
+    "Rows", "Columns", "SamplesPerPixel", "PhotometricInterpretation",
+    "PixelSpacing", "SliceLocation", "ImagePositionPatient", "ImageOrientationPatient",
+    "SliceThickness", "AcquisitionMatrix", "RescaleSlope", "RescaleIntercept", "RealWorldValueMappingSequence",
+    "EchoTime", "ScanningSequence", "MRDiffusionSequence",
     "SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence",
-    SIEMENS_B, PHILIPS_B, GE_B, UIH_B, *DIRECTION_TAGS,
+    *DIFFUSION_TAGS,
 ]  # fmt: skip
+PATIENT = "PatientID", "PatientName"  # read to tell patients apart, and dropped from the header at once
 DICOMDIR = "1.2.840.10008.1.3.10"
 _OTHER_FORM = "an image file among DICOM studies; list such studies in a table of image files and prepare them by it"
 _MASK = re.compile("mask|seg|gland|zone|lesion|roi|label", re.IGNORECASE)
@@ -71,6 +81,7 @@ class StudyFiles:
         headers: One per image, holding ``HEADER_TAGS`` only.
         ignored: Files that are no image, with the reason.
         failed: Files that should have been images but cannot be read, with the reason.
+        notes: What is to be said of the study as a whole.
     """
 
     uid: str
@@ -78,6 +89,7 @@ class StudyFiles:
     headers: list[Dataset] = field(default_factory=list)
     ignored: dict[Path, str] = field(default_factory=dict)
     failed: dict[Path, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
 
 def find_studies(root: Path, *, keep: int | None = None) -> list[StudyFiles]:
@@ -99,32 +111,64 @@ def find_studies(root: Path, *, keep: int | None = None) -> list[StudyFiles]:
     if not root.is_dir():
         raise InputError(f"{root}: no such directory. Give a folder with DICOM files.")
     files = sorted(walk(root))
-    studies: dict[str, StudyFiles] = {}
+    images: dict[str, list[_File]] = defaultdict(list)
     strays: list[_File] = []
-    seen: set[tuple[str, str]] = set()
     for file in _read_all(files, len(files) if keep is None else keep):
-        if file.reason:
-            strays.append(file)
-            continue
-        study = studies.setdefault(file.study, StudyFiles(file.study))
-        if (file.study, file.instance) in seen:
-            study.ignored[file.path] = "copy of an image already seen"
-            continue
-        seen.add((file.study, file.instance))
-        study.files.append(file.path)
-        if file.header:
-            study.headers.append(file.header)
+        (strays if file.reason else images[file.study]).append(file)
+    studies = {study.uid: study for uid, found in images.items() for study in _by_patient(uid, found)}
     homes = _homes(studies.values())
     for file in strays:
         uid = _top(file.path, root)
         name = file.path.name
-        expected = file.failed or bool(homes and IMAGE.search(name) and not _MASK.search(name))
+        expected = file.failed or bool(homes and is_image(file.path) and not _MASK.search(name))
         study = _nearest(file.path, root, homes, expected) or studies.setdefault(uid, StudyFiles(uid))
         failed = file.failed or (expected and not study.files)
         (study.failed if failed else study.ignored)[file.path] = file.reason if failed == file.failed else _OTHER_FORM
     if not studies:
         raise InputError(f"{root}: the folder is empty. Give a folder with DICOM files.")
     return list(studies.values())
+
+
+def _by_patient(uid: str, images: list["_File"]) -> list[StudyFiles]:
+    """The study of a StudyInstanceUID; where images of several patients carry it, a study for each."""
+    patients = list(dict.fromkeys(image.patient for image in images if image.patient))
+    if len(patients) < 2:
+        return [_study(uid, images)]
+    studies = [_study(f"{uid}|{one}", [image for image in images if image.patient == one]) for one in patients]
+    nobody = "no PatientID, in a study whose images are of several patients"
+    studies[0].failed |= {image.path: nobody for image in images if not image.patient}
+    for study in studies:
+        study.notes.append(
+            f"Its StudyInstanceUID stands on images of {len(patients)} patients: they are kept apart by PatientID."
+        )
+    return studies
+
+
+def _study(uid: str, images: list["_File"]) -> StudyFiles:
+    """Images as one study; a copy is known by its content, as numbers may stand on several images."""
+    study, seen = StudyFiles(uid), defaultdict[str, list[Path]](list)
+    for image in images:
+        if any(_same_image(image.path, other) for other in seen[image.instance]):
+            study.ignored[image.path] = "copy of an image already seen"
+            continue
+        if seen[image.instance] and not study.notes:
+            study.notes.append("Different images carry one SOPInstanceUID: each was read.")
+        seen[image.instance].append(image.path)
+        study.files.append(image.path)
+        if image.header:
+            study.headers.append(image.header)
+    return study
+
+
+def _same_image(one: Path, other: Path) -> bool:
+    if filecmp.cmp(one, other, shallow=False):
+        return True
+    names = ["SeriesInstanceUID", "ImagePositionPatient", "PixelData"]
+    try:
+        first, second = (read_dicom(path, specific_tags=names) for path in (one, other))
+    except DAMAGED:
+        return False
+    return all(first.get(name) == second.get(name) for name in names)
 
 
 def with_headers(study: StudyFiles) -> StudyFiles:
@@ -154,6 +198,7 @@ class _File:
     failed: bool = False
     study: str = ""
     instance: str = ""
+    patient: str = ""
     header: Dataset | None = None
 
 
@@ -191,17 +236,25 @@ def _read(path: Path, keep: bool) -> _File:
         # Some exports lack the preamble and begin with the first element of group 2 or 8.
         if start[128:] != b"DICM" and start[:2] not in (b"\x02\x00", b"\x08\x00"):
             return _File(path, "not DICOM")
-        header = read_dicom(path, stop_before_pixels=True, specific_tags=HEADER_TAGS)
+        header = read_dicom(path, stop_before_pixels=True, specific_tags=[*HEADER_TAGS, *PATIENT])
         _drop_unreadable(header)
+        patient = _take_patient(header)
         if reason := _no_image(header):
             return _File(path, reason)
         frames_of(path, header)
     except DAMAGED as error:
-        return _File(path, f"damaged DICOM ({type(error).__name__})", failed=True)
+        reason = str(error) if isinstance(error, TooLargeError) else f"damaged DICOM ({type(error).__name__})"
+        return _File(path, reason, failed=True)
     study, instance = str(header.get("StudyInstanceUID") or ""), str(header.get("SOPInstanceUID") or path)
     if not study:  # an empty one would make one study of the exams of all patients
         return _File(path, "no StudyInstanceUID says which exam it is of; restore it", failed=True)
-    return _File(path, study=study, instance=instance, header=header if keep else None)
+    return _File(path, study=study, instance=instance, patient=patient, header=header if keep else None)
+
+
+def _take_patient(header: Dataset) -> str:
+    """Digest of whose image it is, by number, else by name; the header keeps neither."""
+    number, name = (" ".join(str(header.pop(tag).value).split()).casefold() if tag in header else "" for tag in PATIENT)
+    return hashlib.sha256((number or name).encode("utf-8", "replace")).hexdigest() if number or name else ""
 
 
 def _homes(studies: Iterable[StudyFiles]) -> dict[Path, StudyFiles]:
@@ -271,14 +324,15 @@ def silence_readers() -> None:
     sitk.ProcessObject.GlobalWarningDisplayOff()
 
 
-class _Small(io.BytesIO):
-    """A file in memory that is not read without a limit: pydicom does so before it inflates a deflated data set, whole.
+class TooLargeError(ValueError):
+    """A deflated data set that holds more than any image."""
 
-    A file of four megabytes could hold four gigabytes. No MR scanner is known to write that transfer syntax.
-    """
+
+class _Small(io.BytesIO):
+    """A file in memory; what pydicom reads without a limit is a deflated data set, and is judged first."""
 
     def read(self, size: int | None = -1, /) -> bytes:
-        return super().read(_limited(size))
+        return _judged(super().read(size), size)
 
 
 class _Bounded(io.BufferedReader):
@@ -289,10 +343,21 @@ class _Bounded(io.BufferedReader):
         self._length = os.fstat(raw.fileno()).st_size
 
     def read(self, size: int | None = -1, /) -> bytes:
-        return super().read(min(_limited(size), max(self._length - self.tell(), 0)))
+        left = max(self._length - self.tell(), 0)
+        return _judged(super().read(left if size is None or size < 0 else min(size, left)), size)
 
 
-def _limited(size: int | None) -> int:
-    if size is None or size < 0:
-        raise NotImplementedError("deflated data set")
-    return size
+def _judged(content: bytes, size: int | None) -> bytes:
+    """The content, if what it inflates to has an end: pydicom inflates whole, and 4 MB could hold 4 GB."""
+    if size is not None and size >= 0:
+        return content
+    inflater, total, rest = zlib.decompressobj(-zlib.MAX_WBITS), 0, content
+    try:
+        while rest and not inflater.eof:
+            total += len(inflater.decompress(rest, SMALL))
+            rest = inflater.unconsumed_tail
+            if total > MAX_INFLATED:
+                raise TooLargeError("a deflated data set of more than 256 MiB; export it uncompressed")
+    except zlib.error as error:
+        raise ValueError("not deflated") from error
+    return content

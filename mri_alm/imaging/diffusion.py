@@ -2,32 +2,54 @@
 
 import math
 import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import SimpleITK as sitk  # noqa: N813
 from pydicom.dataset import Dataset
+from pydicom.tag import BaseTag
 
 from mri_alm.errors import StudyError
+from mri_alm.runtime.files import bvals_of
 
 PUBLIC_B = (0x0018, 0x9087)
-SIEMENS_B, PHILIPS_B, GE_B, UIH_B = (0x0019, 0x100C), (0x2001, 0x1003), (0x0043, 0x1039), (0x0065, 0x1009)
-SIEMENS_DIRECTION, UIH_DIRECTION = (0x0019, 0x100E), (0x0065, 0x1037)
-PHILIPS_DIRECTION = ((0x2005, 0x10B0), (0x2005, 0x10B1), (0x2005, 0x10B2))
-# The gradient's direction: one element with three values, or three elements with one each.
-DIRECTIONS = (
-    ((0x0018, 0x9089),),
-    (SIEMENS_DIRECTION,),
-    ((0x0019, 0x10BB), (0x0019, 0x10BC), (0x0019, 0x10BD)),  # GE
-    PHILIPS_DIRECTION,
-    (UIH_DIRECTION,),
+PUBLIC_DIRECTION = (0x0018, 0x9089)
+Private = tuple[int, str, int]  # group, private creator, element: the block is wherever a writer found one free
+SIEMENS_B: Private = (0x0019, "SIEMENS MR HEADER", 0x0C)
+PHILIPS_B: Private = (0x2001, "Philips Imaging DD 001", 0x03)
+GE_B: Private = (0x0043, "GEMS_PARM_01", 0x39)
+UIH_B: Private = (0x0065, "Image Private Header", 0x09)
+SIEMENS_DIRECTION: Private = (0x0019, "SIEMENS MR HEADER", 0x0E)
+UIH_DIRECTION: Private = (0x0065, "Image Private Header", 0x37)
+PHILIPS_DIRECTION: tuple[Private, ...] = tuple(
+    (0x2005, "Philips MR Imaging DD 001", element) for element in (0xB0, 0xB1, 0xB2)
 )
+GE_DIRECTION: tuple[Private, ...] = tuple((0x0019, "GEMS_ACQU_01", element) for element in (0xBB, 0xBC, 0xBD))
+# The gradient's direction: one element with three values, or three elements with one each.
+DIRECTIONS = ((SIEMENS_DIRECTION,), GE_DIRECTION, PHILIPS_DIRECTION, (UIH_DIRECTION,))
+_PRIVATE = (SIEMENS_B, PHILIPS_B, GE_B, UIH_B, *(one for several in DIRECTIONS for one in several))
+BLOCKS = range(0x10, 0x40)  # creators fill the first free block; no export with more than a few is known
+PRIVATE_TAGS = [
+    BaseTag(tag)
+    for group, element in sorted({(group, element) for group, _, element in _PRIVATE})
+    for block in BLOCKS
+    for tag in (group << 16 | block, group << 16 | block << 8 | element)
+]
 # How private elements store their numbers where it is not text: implicit VR does not say, and hands over bytes.
 BINARY = dict.fromkeys((PHILIPS_B, *PHILIPS_DIRECTION), np.dtype("<f4")) | dict.fromkeys(
     (SIEMENS_DIRECTION, UIH_B, UIH_DIRECTION), np.dtype("<f8")
 )
-CANON_COMMENT = (0x0020, 0x4000)  # image comments: b=1500(0.895,0.000,0.445)
-DIRECTION_TAGS = [*(tag for tags in DIRECTIONS for tag in tags), CANON_COMMENT]
+# Siemens names its sequences by the b-value: *ep_b800t, ep_b1400#3; of a map both ends: ep_b50_800, which says none.
+_SEQUENCE_B = re.compile(r"(?<![0-9a-z])b(\d{1,5})t?(?:#\d+)?$", re.IGNORECASE)
+SHELL = 5.0, 0.03  # s/mm2, and share of the value: b-values no further apart were meant to be one
+CANON_COMMENT = (0x0020, 0x4000)  # image comments
+_CANON = re.compile(r"b=(\d+)\((.+)\)")  # b=1500(0.895,0.000,0.445)
+_WORDS = "DiffusionGradientDirectionSequence", "SequenceName"
+DIFFUSION_TAGS: list[Any] = [PUBLIC_B, PUBLIC_DIRECTION, CANON_COMMENT, *_WORDS, *PRIVATE_TAGS]
 MIN_SPAN = 400.0  # s/mm2, between the lowest and the highest b of a fit: less, and noise decides
+LEAST_B, HIGHEST_B = 50.0, 10_000.0  # s/mm2; clinical scanners reach 5,000, and another unit is a thousand off
 ADC_UNIT = "1e-6 mm2/s"
 # (name of the unit, factor to 1e-6 mm2/s, lowest and highest plausible tissue median in that unit)
 ADC_UNITS = (("1e-6 mm2/s", 1.0, 300.0, 4000.0), ("1e-3 mm2/s", 1e3, 0.3, 4.0), ("mm2/s", 1e6, 3e-4, 4e-3))
@@ -42,18 +64,71 @@ def b_value(ds: Dataset) -> float | None:
     Args:
         ds: Header of a classic file, or one frame's functional groups of an enhanced file.
     """
-    if (value := _number(ds, PUBLIC_B)) is not None:
+    owners = _owners(ds)
+    if (value := _number(ds, PUBLIC_B, owners)) is not None:
         return value
     if ds.get("MRDiffusionSequence") and (value := b_value(ds.MRDiffusionSequence[0])) is not None:
         return value
-    for tag in (SIEMENS_B, PHILIPS_B):
-        if (value := _number(ds, tag)) is not None:
+    for place in (SIEMENS_B, PHILIPS_B):
+        if (value := _number(ds, place, owners)) is not None:
             return value
-    if (value := _number(ds, GE_B)) is not None:
+    if (value := _number(ds, GE_B, owners)) is not None:
         # GE adds 1e9 on multi-b scans to flag them, not to weight them.
         return value - 1e9 if value >= 1e9 else value
     # UIH stores what the gradients really gave (929.75): slices of one setting differ in the decimals.
-    return None if (value := _number(ds, UIH_B)) is None else 50.0 * round(value / 50.0)
+    if (value := _number(ds, UIH_B, owners)) is not None:
+        return 50.0 * round(value / 50.0)
+    named = _SEQUENCE_B.search(str(ds.get("SequenceName") or "").strip()) or _CANON.fullmatch(_comment(ds))
+    return float(named[1]) if named else None
+
+
+def shells(values: Iterable[float]) -> dict[float, float]:
+    """Each b-value and the one that it was meant to be: the gradients of one setting may give 795, 800 and 805.
+
+    Args:
+        values: b in s/mm2, in any order.
+
+    Returns:
+        Given b -> mean of the different ones of its shell, whole s/mm2; 0 where the shell holds 0.
+    """
+    groups: list[list[float]] = []
+    for value in sorted(set(values)):
+        low = groups[-1][0] if groups else -math.inf
+        if value - low <= max(SHELL[0], SHELL[1] * value):
+            groups[-1].append(value)
+        else:
+            groups.append([value])
+    return {b: 0.0 if 0.0 in group else float(round(sum(group) / len(group))) for group in groups for b in group}
+
+
+def b_table(image: Path) -> list[float]:
+    """b-values in s/mm2 of an image's volumes, from the .bval file beside it.
+
+    Raises:
+        StudyError: ``b_unknown`` where there is none, or it holds something else, or there are two that differ.
+    """
+    tables = bvals_of(image)
+    if not tables:
+        raise StudyError(
+            "b_unknown", "Column dwi: there is no .bval file beside the image, so its b-values are unknown."
+        )
+    found = set()
+    for table in tables:
+        words = re.split(r"[\s,;]+", table.read_bytes().decode("utf-8-sig", "replace").strip())
+        try:
+            values = tuple(float(word) for word in words)
+        except ValueError:
+            raise StudyError("b_unknown", "Column dwi: its .bval file holds something that is no number.") from None
+        if not all(0 <= b <= HIGHEST_B for b in values) or max(values) < LEAST_B:
+            raise StudyError(
+                "b_unknown",
+                f"Column dwi: the .bval file holds what are no b-values in s/mm2 (0 to {HIGHEST_B:g}, the highest at "
+                f"least {LEAST_B:g}).",
+            )
+        found.add(values)
+    if len(found) > 1:
+        raise StudyError("b_unknown", "Column dwi: two tables of b-values lie beside the image, and they differ.")
+    return list(found.pop())
 
 
 def gradient_direction(ds: Dataset) -> tuple[float, ...] | None:
@@ -68,11 +143,11 @@ def gradient_direction(ds: Dataset) -> tuple[float, ...] | None:
         return gradient_direction(ds.MRDiffusionSequence[0])
     if ds.get("DiffusionGradientDirectionSequence"):
         return gradient_direction(ds.DiffusionGradientDirectionSequence[0])
-    stored = ([number for tag in tags for number in _numbers(ds, tag)] for tags in DIRECTIONS)
+    places, owners = ((PUBLIC_DIRECTION,), *DIRECTIONS), _owners(ds)
+    stored = ([number for place in several for number in _numbers(ds, place, owners)] for several in places)
     values = next((numbers for numbers in stored if len(numbers) == 3), [])
-    if not values and CANON_COMMENT in ds:
-        comment = re.fullmatch(r"b=\d+\((.+)\)", str(ds[CANON_COMMENT].value))
-        values = [_float(text) for text in comment.group(1).split(",")] if comment else []
+    if not values and (comment := _CANON.fullmatch(_comment(ds))):
+        values = [_float(text) for text in comment[2].split(",")]
     length = math.hypot(*values)
     if len(values) != 3 or not 0.5 < length < math.inf:
         return None
@@ -140,13 +215,29 @@ def adc_unit(adc: sitk.Image) -> tuple[str, float]:
     )
 
 
-def _numbers(ds: Dataset, tag: tuple[int, int]) -> list[float]:
+def _comment(ds: Dataset) -> str:
+    return str(ds[CANON_COMMENT].value) if CANON_COMMENT in ds else ""
+
+
+def _owners(ds: Dataset) -> dict[tuple[int, str], int]:
+    """Group and private creator -> the block that it reserved."""
+    creators = (tag for tag in list(ds.keys()) if tag.group & 1 and 0x10 <= tag.element <= 0xFF)
+    return {(tag.group, str(ds[tag].value).strip()): tag.element for tag in creators}
+
+
+def _value(ds: Dataset, place: tuple[int, int] | Private, owners: Mapping[tuple[int, str], int]) -> Any:
+    """The value of an element; a private one counts only in a block that its creator reserved."""
+    tag = place if len(place) == 2 else (place[0], owners.get(place[:2], 0) << 8 | place[2])
+    return ds[tag].value if tag in ds and (len(place) == 2 or tag[1] > 0xFF) else None
+
+
+def _numbers(ds: Dataset, place: tuple[int, int] | Private, owners: Mapping[tuple[int, str], int]) -> list[float]:
     """The numbers of one element of any representation, NaN for what is none; empty where it is absent or empty."""
-    value = ds[tag].value if tag in ds else None
+    value = _value(ds, place, owners)
     if value is None or value == "":
         return []
     if isinstance(value, bytes):
-        kind = BINARY.get(tag)
+        kind = BINARY.get(place) if len(place) == 3 else None
         if kind and len(value) % kind.itemsize == 0:
             return [float(number) for number in np.frombuffer(value, kind)]
         value = value.decode("latin1").split("\\")
@@ -154,9 +245,9 @@ def _numbers(ds: Dataset, tag: tuple[int, int]) -> list[float]:
     return [_float(number) for number in (value if several else [value])]
 
 
-def _number(ds: Dataset, tag: tuple[int, int]) -> float | None:
+def _number(ds: Dataset, place: tuple[int, int] | Private, owners: Mapping[tuple[int, str], int]) -> float | None:
     """The first number of an element if it is finite and not negative."""
-    number = next(iter(_numbers(ds, tag)), math.nan)
+    number = next(iter(_numbers(ds, place, owners)), math.nan)
     return number if math.isfinite(number) and number >= 0 else None
 
 

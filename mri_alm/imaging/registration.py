@@ -28,10 +28,17 @@ MIN_OVERLAP = 0.1  # of the field; below it the optimiser has nothing to hold on
 Images = dict[str, sitk.Image]
 Facts = dict[str, Any]
 
-PREPARED_IMAGES = ("t2", "adc", "hbv", "valid")
-"""What :func:`onto_grid` gives, and a prepared cohort and the transforms hold."""
+PREPARED_IMAGES = ("t2", "adc", "hbv", "valid", "t2_valid")
+"""What :func:`onto_grid` gives, and a prepared cohort and the transforms hold; some exams have no ``hbv``."""
+COHORT_SPACING_MM, COHORT_SIZE = (0.5, 0.5, 3.0), (256, 256, 28)
+"""The grid that exams are prepared on: finer than any that a network sees, and with room about the gland."""
 GLAND_MM = 64.0, 64.0, 48.0  # a large prostate; a zoomed field of view covers it, not the grid
 MIN_COVERAGE = 0.5  # of the gland's region, else the study is refused; of the grid, else it is warned of
+# In voxels. A grid about T2's middle meets the border of its slices exactly, half of a voxel beyond the last one, where
+# the last bits of a header would decide; the float32 headers of NIfTI move a point by 1e-4 voxels at most.
+EDGE = 1e-3
+MIN_HIGH_B = 400.0  # s/mm2; below it the signal is mostly T2's and perfusion's: no image of high b
+NEIGHBOURS = 6  # voxels around a grid that its interpolation needs; a spline's reach falls to a quarter per voxel
 
 
 @dataclass(frozen=True)
@@ -168,24 +175,39 @@ def resample(
             is clipped to the image's own range.
 
     Returns:
-        The image on the grid, float32, 0 outside its data; and the coverage, uint8, 1 where there is data.
+        The image on the grid, float32, 0 outside its data; and the coverage, uint8, 1 where there is data and 0 on its
+        very border. Onto its own grid nothing is interpolated.
     """
+    if transform is None and same_grid(image, grid):
+        result = sitk.Cast(image, sitk.sitkFloat32)
+        result.CopyInformation(grid)
+        return result, _ones(grid)
     transform = transform or sitk.Transform(3, sitk.sitkIdentity)
-    part = sitk.Cast(_part(image, _corners(grid, transform), margin=6), sitk.sitkFloat32)
+    part = sitk.Cast(_part(image, _corners(grid, transform), NEIGHBOURS), sitk.sitkFloat32)
     method = sitk.ResampleImageFilter()
     method.SetReferenceImage(grid)
     method.SetTransform(transform)
     method.SetNumberOfWorkUnits(1)
-    # One inside-test for both images, so that value and mask can never disagree.
+    # The same inside-test for both images: no voxel of the mask is without a value.
     method.SetInterpolator(sitk.sitkNearestNeighbor)
-    coverage = method.Execute(_ones(image))
+    inside, coverage = method.Execute(_ones(image)), method.Execute(_ones(image, edge=EDGE))
     method.SetInterpolator(interpolator)
     result = method.Execute(part)
     if interpolator != sitk.sitkLinear:
         range_of = sitk.MinimumMaximumImageFilter()
         range_of.Execute(image)
         result = sitk.Clamp(result, sitk.sitkFloat32, range_of.GetMinimum(), range_of.GetMaximum())
-    return sitk.Mask(result, coverage), coverage
+    return sitk.Mask(result, inside), coverage
+
+
+def same_grid(image: sitk.Image, grid: sitk.Image) -> bool:
+    """Whether the voxels of two images lie at the same points, to a thousandth of a voxel."""
+    if image.GetSize() != grid.GetSize():
+        return False
+    corners = _corners(grid, sitk.Transform(3, sitk.sitkIdentity)).tolist()
+    found = np.array([image.TransformPhysicalPointToContinuousIndex(point) for point in corners])
+    expected = np.array([grid.TransformPhysicalPointToContinuousIndex(point) for point in corners])
+    return bool(np.abs(found - expected).max() < EDGE)
 
 
 def _gate(found: sitk.Euler3DTransform, before: float, after: float) -> Registration:
@@ -270,9 +292,13 @@ def _part(image: sitk.Image, points: NDArray[np.float64], margin: int) -> sitk.I
     return sitk.RegionOfInterest(image, (last - first).tolist(), first.tolist())
 
 
-def _ones(image: sitk.Image) -> sitk.Image:
+def _ones(image: sitk.Image, edge: float = 0.0) -> sitk.Image:
+    """An image of ones in the place of another, or so many voxels smaller on each side."""
     ones = sitk.Image(image.GetSize(), sitk.sitkUInt8) + 1
     ones.CopyInformation(image)
+    if edge:
+        smaller = np.array(image.GetSpacing()) * (1 - 2 * edge / np.array(image.GetSize()))
+        ones = empty_image(image.GetSize(), smaller.tolist(), image.GetDirection(), image_centre(image)) + 1
     return ones
 
 
@@ -284,47 +310,119 @@ def onto_grid(
     size: tuple[int, int, int],
     register: bool = True,
     center_mm: tuple[float, float, float] | None = None,
+    as_prepared: bool = False,
 ) -> tuple[Images, Facts]:
-    """Register ADC to T2, and bring T2, ADC and high-b onto one grid in one interpolation each.
+    """Register ADC to T2, and bring T2, ADC and high-b onto one grid.
 
     Args:
         images: From :func:`load_images`; with ``valid`` they are registered already and only change their grid.
+            ``hbv`` may be absent. ``adc_valid``, ``hbv_valid`` and ``t2_valid``, on the grids of their images, are 0
+            where these hold no number.
         report: What is known of them.
         spacing: Of the grid, mm along T2's rows, columns and slices.
         size: Voxels along the same.
         register: False trusts the scanner's positions.
         center_mm: LPS point that the grid lies about; T2's centre by default.
+        as_prepared: Go by the grid that exams are prepared on, as one from a prepared cohort does: both then hold the
+            same voxels. False does it in one interpolation.
 
     Returns:
-        ``t2``, ``adc``, ``hbv`` and ``valid`` (1 where there is diffusion data) on the grid; the report with the
-        registration's figures and the share of the grid that has diffusion data.
+        ``t2``, ``adc``, ``hbv``, ``valid`` (1 where there is diffusion data) and ``t2_valid`` (1 where T2 has slices)
+        on the grid; the report with the registration's figures and the share of the grid that has diffusion data.
 
     Raises:
         StudyError: ``no_overlap`` if less than half of the gland's region about the grid's centre has diffusion data.
     """
-    t2, adc, hbv = images["t2"], images["adc"], images["hbv"]
     report = report | {"warnings": list(report["warnings"])}
-    transform: sitk.Transform | None = None
-    if register and "valid" not in images:
-        found = register_rigid(t2, adc)
-        transform = found.transform
-        report["registration"] = _figures(found)
-        if not found.accepted:
-            report["warnings"].append(f"Registration refused, diffusion left where the scanner put it: {found.reason}")
+    prepared = "valid" in images
+    transform = _registration(images, report) if register and not prepared else None
     if center_mm:
         report["crop_center_mm"] = [round(value, 3) for value in center_mm]
-    grid = common_grid(t2, spacing_mm=spacing, size=size, center_mm=center_mm)
-    fixed, _ = resample(t2, grid, interpolator=sitk.sitkBSpline)
-    moved, valid = resample(adc, grid, transform)
-    high, _ = resample(hbv, grid, transform)
+    grid = common_grid(images["t2"], spacing_mm=spacing, size=size, center_mm=center_mm)
+    if as_prepared and not prepared:
+        images, transform = as_stored(_resampled(images, _prepared_part(images, grid), transform)), None
+    found = _resampled(images, grid, transform)
+    _judge(found["valid"], report, "the given point" if center_mm else "T2's centre")
+    return found, report
+
+
+def cohort_grid(t2: sitk.Image, center_mm: tuple[float, float, float] | None = None) -> sitk.Image:
+    """The grid that exams are prepared on, about T2's centre or a given point."""
+    return common_grid(t2, spacing_mm=COHORT_SPACING_MM, size=COHORT_SIZE, center_mm=center_mm)
+
+
+def missing_high_b(images: Images, facts: Facts) -> str:
+    """Why an exam of :func:`load_images` counts as one without high b, in words; empty if not."""
+    if "hbv" not in images:
+        return "The exam has no high-b image"
+    b = facts.get("hbv_b")
+    if isinstance(b, (int, float)) and b < MIN_HIGH_B:
+        return f"The exam has no high-b image: its highest b is {b:g}, below {MIN_HIGH_B:g}"
+    return ""
+
+
+def as_manifest_says(center_mm: tuple[float, float, float] | None) -> tuple[float, float, float] | None:
+    """A point to 0.01 mm, as a prepared cohort's manifest has it: an exam then lies about the same one either way."""
+    return center_mm and (round(center_mm[0], 2), round(center_mm[1], 2), round(center_mm[2], 2))
+
+
+def as_stored(images: Images) -> Images:
+    """Images of one grid as a prepared cohort holds them: 0 outside of their masks, float32 of 12 significant bits.
+
+    That is 0.01 %, well below noise, and halves the files; zero stays zero.
+    """
+    masks = {"t2": "t2_valid", "adc": "valid", "hbv": "valid"}
+    return {
+        name: _rounded(sitk.Mask(image, images[masks[name]])) if name in masks else image
+        for name, image in images.items()
+    }
+
+
+def _rounded(image: sitk.Image) -> sitk.Image:
+    bits = sitk.GetArrayFromImage(image).view(np.uint32)
+    rounded = sitk.GetImageFromArray(((bits + 0x400) & np.uint32(0xFFFFF800)).view(np.float32))
+    rounded.CopyInformation(image)
+    return rounded
+
+
+def _registration(images: Images, report: Facts) -> sitk.Transform | None:
+    """From T2's points to the diffusion's, and its figures in the report; None leaves the diffusion where it is."""
+    found = register_rigid(images["t2"], images["adc"])
+    report["registration"] = _figures(found)
+    if found.accepted:
+        return found.transform
+    report["warnings"].append(f"Registration refused, diffusion left where the scanner put it: {found.reason}")
+    return None
+
+
+def _prepared_part(images: Images, grid: sitk.Image) -> sitk.Image:
+    """The voxels of the grid that the exam would be prepared on which the interpolation onto another grid needs."""
+    corners = _corners(grid, sitk.Transform(3, sitk.sitkIdentity))
+    return _part(cohort_grid(images["t2"], image_centre(grid)), corners, NEIGHBOURS)
+
+
+def _resampled(images: Images, grid: sitk.Image, transform: sitk.Transform | None) -> Images:
+    """All images on one grid in one interpolation each, and where they have data."""
+    found: Images = {}
+    found["t2"], found["t2_valid"] = resample(images["t2"], grid, interpolator=sitk.sitkBSpline)
+    found["adc"], found["valid"] = resample(images["adc"], grid, transform)
+    if "hbv" in images:
+        found["hbv"], covered = resample(images["hbv"], grid, transform)
+        found["valid"] = sitk.And(found["valid"], covered)
+    for known, name in (("valid", "valid"), ("adc_valid", "valid"), ("hbv_valid", "valid"), ("t2_valid", "t2_valid")):
+        if known in images:  # no voxel may have a part from outside
+            share, _ = resample(images[known], grid, None if known == "t2_valid" else transform)
+            found[name] = sitk.And(found[name], share > 1 - EDGE)
     if "valid" in images:
-        known, _ = resample(images["valid"], grid)
-        valid = sitk.And(valid, known >= 0.5)
-        moved, high = sitk.Mask(moved, valid), sitk.Mask(high, valid)
+        found |= {name: sitk.Mask(found[name], found["valid"]) for name in ("adc", "hbv") if name in found}
+    return found
+
+
+def _judge(valid: sitk.Image, report: Facts, place: str) -> None:
+    """Whether there is diffusion data where it matters, into the report."""
     coverage = float(sitk.GetArrayViewFromImage(valid).mean())
     report["coverage"] = round(coverage, 4)
     if (gland := _central_coverage(valid)) < MIN_COVERAGE:
-        place = "the given point" if center_mm else "T2's centre"
         raise StudyError(
             "no_overlap",
             f"Only {gland:.0%} of the gland's region, {GLAND_MM[0]:g} x {GLAND_MM[1]:g} x {GLAND_MM[2]:g} mm about "
@@ -332,7 +430,6 @@ def onto_grid(
         )
     if coverage < MIN_COVERAGE:
         report["warnings"].append(f"Only {coverage:.0%} of the grid has diffusion data: its field of view is small.")
-    return {"t2": fixed, "adc": moved, "hbv": high, "valid": valid}, report
 
 
 def _central_coverage(valid: sitk.Image) -> float:

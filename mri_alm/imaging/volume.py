@@ -4,7 +4,7 @@ No folder reader does this safely on diffusion (b-values are stacked, missing sl
 built from the headers: sorted by position along the slice normal, spacing from the positions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +14,13 @@ from pydicom.pixels import get_decoder
 
 from mri_alm.errors import StudyError
 from mri_alm.imaging.dicom_files import DAMAGED, read_dicom
-from mri_alm.imaging.series import Frame
+from mri_alm.imaging.plausibility import check_repeats
+from mri_alm.imaging.series import SAME_VOXEL, Frame
 
 GAP_TOLERANCE = 0.05  # of the median distance between slices
 COSINE_TOLERANCE = 1e-4
 SAME_PLACE_MM = 0.01
+SCALE_JUMP = 1.7  # of a slice's median over its neighbours'; the gland's slices differ by a tenth
 SPACING_MM = 0.01, 100.0  # anything else is no MR image
 MAX_VOXELS = 2**27  # 512 MiB as float32, twenty times the largest prostate series; a damaged header may claim anything
 
@@ -41,9 +43,12 @@ def build_volume(frames: list[Frame], name: str) -> sitk.Image:
     order = np.argsort(positions @ direction[2], kind="stable")
     frames, positions = [frames[i] for i in order], positions[order]
     gap = _gap(positions, direction[2], name)
-    image = sitk.GetImageFromArray(_stack(frames, name))
+    _check_locations(frames, name)
+    stack, first = _without_empty(_stack(frames, name), name)
+    _check_scales(stack, frames[first : first + len(stack)], name)
+    image = sitk.GetImageFromArray(stack)
     image.SetSpacing((frames[0].spacing[1], frames[0].spacing[0], gap))
-    image.SetOrigin(positions[0].tolist())
+    image.SetOrigin(positions[first].tolist())
     image.SetDirection(direction.T.ravel().tolist())
     return image
 
@@ -82,17 +87,55 @@ def geometric_mean(volumes: Sequence[sitk.Image], name: str) -> sitk.Image:
         name: As for :func:`build_volume`.
 
     Raises:
-        StudyError: ``geometry`` when they do not lie on one grid.
+        StudyError: ``geometry`` when they do not lie on one grid; ``volumes_differ`` as of
+            :func:`mri_alm.imaging.plausibility.check_repeats`.
     """
     first = volumes[0]
     if len(volumes) == 1:
         return first
     if any(one.GetSize() != first.GetSize() or not np.allclose(one.GetOrigin(), first.GetOrigin()) for one in volumes):
         raise StudyError("geometry", f"{name}: its {len(volumes)} directions or repeats do not cover the same slices.")
+    check_repeats(volumes, name)
     logs = [np.log(np.maximum(sitk.GetArrayViewFromImage(one), 1e-6)) for one in volumes]
     mean = sitk.GetImageFromArray(np.exp(np.mean(logs, axis=0)))
     mean.CopyInformation(first)
     return mean
+
+
+def common_slices(images: Mapping[str, sitk.Image]) -> tuple[dict[str, sitk.Image], str]:
+    """Images of one grid cut to the slices that all of them have: numbers of slices mean nothing, positions do.
+
+    Args:
+        images: What a message calls it -> image.
+
+    Returns:
+        The images in the same order, and what was cut in words; empty where nothing was.
+
+    Raises:
+        StudyError: ``geometry`` when they lie on several grids; ``slices_differ`` when they share less than half.
+    """
+    first = next(iter(images.values()))
+    normal, step = np.array(first.GetDirection()).reshape(3, 3)[:, 2], first.GetSpacing()[2]
+    start = {name: (np.array(one.GetOrigin()) - first.GetOrigin()) @ normal / step for name, one in images.items()}
+    for name, one in images.items():
+        aside = np.array(one.GetOrigin()) - first.GetOrigin() - round(start[name]) * step * normal
+        if (
+            one.GetSize()[:2] != first.GetSize()[:2]
+            or not np.allclose(one.GetSpacing(), first.GetSpacing(), rtol=1e-3)
+            or not np.allclose(one.GetDirection(), first.GetDirection(), atol=1e-3)
+            or np.abs(aside).max() > SAME_VOXEL * min(first.GetSpacing())
+        ):
+            raise StudyError("geometry", f"{name} and {next(iter(images))} lie on different grids.")
+    begin = max(map(round, start.values()))
+    end = min(round(start[name]) + one.GetSize()[2] for name, one in images.items())
+    most = max(one.GetSize()[2] for one in images.values())
+    if 2 * (end - begin) <= most:
+        raise StudyError("slices_differ", f"{' and '.join(images)} share {max(end - begin, 0)} of {most} slices.")
+    if all(one.GetSize()[2] == end - begin for one in images.values()):
+        return dict(images), ""
+    counts = ", ".join(f"{name} has {one.GetSize()[2]}" for name, one in images.items())
+    cut = {name: one[:, :, begin - round(start[name]) : end - round(start[name])] for name, one in images.items()}
+    return cut, f"Slices differ ({counts}): only the {end - begin} that all have are used."
 
 
 def _mean_of_repeats(frames: list[Frame], name: str) -> sitk.Image:
@@ -177,6 +220,46 @@ def _stack(frames: list[Frame], name: str) -> NDArray[np.float32]:
     return stack
 
 
+def _check_locations(frames: list[Frame], name: str) -> None:
+    """Refuse frames, in order of their positions, whose SliceLocation says another order."""
+    places = [frame.location for frame in frames if frame.location is not None]
+    steps = np.diff(places)
+    if len(places) == len(frames) and (steps > 0).any() and (steps < 0).any():
+        raise StudyError(
+            "geometry", f"{name}: positions and slice locations give its slices different orders. Export it again."
+        )
+
+
+def _without_empty(stack: NDArray[np.float32], name: str) -> tuple[NDArray[np.float32], int]:
+    """Slices (N, rows, columns) without those of one value at either end, and the number of the first kept."""
+    filled = np.flatnonzero(np.ptp(stack, axis=(1, 2)) > 0)
+    first, end = int(filled[0]), int(filled[-1]) + 1
+    if len(filled) != end - first:
+        missing = next(n for n in range(first, end) if n not in filled)
+        raise StudyError(
+            "empty_slice", f"{name}: slice {missing + 1} of {len(stack)} has one value everywhere. Export it again."
+        )
+    if len(filled) < 2 or 2 * len(filled) <= len(stack):
+        raise StudyError("empty_volume", f"{name}: only {len(filled)} of {len(stack)} slices show anything.")
+    return stack[first:end], first
+
+
+def _check_scales(stack: NDArray[np.float32], frames: list[Frame], name: str) -> None:
+    """Refuse slices whose scale differs from their neighbours' and whose values jump with it."""
+    slopes = np.array([frame.slope for frame in frames])
+    if np.ptp(slopes) == 0:
+        return
+    levels = np.array([np.median(one[one > 0]) if (one > 0).any() else np.nan for one in stack])
+    for n in np.flatnonzero(slopes != np.median(slopes)):
+        beside = np.nanmean(levels[[k for k in (n - 1, n + 1) if 0 <= k < len(levels)]])
+        if not 1 / SCALE_JUMP < levels[n] / beside < SCALE_JUMP:
+            raise StudyError(
+                "scale_jump",
+                f"{name}: slice {n + 1} of {len(frames)} has a rescale slope of {slopes[n]:g} and values "
+                f"{levels[n] / beside:.2f} times its neighbours'. Its scale is wrong; export the series again.",
+            )
+
+
 def _physical(stored: NDArray[np.generic], frame: Frame) -> NDArray[np.float32]:
     return (stored.astype(np.float64) * frame.slope + frame.intercept).astype(np.float32)
 
@@ -188,12 +271,11 @@ def _pixels(file: Path, name: str) -> NDArray[np.generic]:
         if int(ds.Rows) * int(ds.Columns) * int(ds.get("NumberOfFrames") or 1) > MAX_VOXELS:
             raise StudyError("damaged_file", f"{name}: the header of one file claims more pixels than any MR image.")
         syntax = ds.file_meta.TransferSyntaxUID
-        if syntax.is_compressed and not get_decoder(syntax).is_available:
-            raise StudyError(
-                "no_decoder",
-                f"{name} is compressed ({syntax.name}) and no decoder is installed: "
-                "pip install -e '.[dicom-compressed]'.",
-            )
+        if syntax.is_compressed and not (decoder := get_decoder(syntax)).is_available:
+            known = any("gdcm" in needed for needed in decoder.missing_dependencies)
+            way = "install one: pip install -e '.[dicom-compressed]'" if known else "none is known here: export it"
+            way += "" if known else " uncompressed, or as JPEG 2000"
+            raise StudyError("no_decoder", f"{name} is compressed ({syntax.name}) and no decoder is installed; {way}.")
         stored: NDArray[np.generic] = ds.pixel_array
     except StudyError:
         raise

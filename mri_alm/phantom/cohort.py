@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import SimpleITK as sitk  # noqa: N813
 
 from mri_alm.errors import InputError
+from mri_alm.imaging.exam import PHANTOM_NOTE
 from mri_alm.imaging.image_file import write_nifti
 from mri_alm.phantom.dicom import write_dicom_study
 from mri_alm.phantom.study import PhantomStudy, make_study
@@ -168,7 +170,9 @@ def _write_study(folder: Path, row: PhantomRow, study: PhantomStudy, *, dicom: b
             write_dicom_study(study, temporary)
         else:
             for name in WRITTEN_IMAGES:
-                write_nifti(temporary / f"{name}.nii.gz", getattr(study, name))
+                image: sitk.Image = getattr(study, name)
+                image.SetMetaData("ITK_FileNotes", PHANTOM_NOTE)  # the header says it, whatever becomes of the manifest
+                write_nifti(temporary / f"{name}.nii.gz", image)
         files = sorted(str(file.relative_to(temporary)) for file in temporary.rglob("*") if file.is_file())
     write_json(truth, {**study.info, "side": row.side, "files": files})
 
@@ -178,6 +182,7 @@ def _write_manifest(folder: Path, rows: list[PhantomRow], *, dicom: bool) -> Pat
     cells = [
         {"study": row.name, "patient": row.name, "label": row.label, "side": row.side}
         | {column: f"studies/{row.name}{path}" for column, path in paths.items()}
+        | {"vendor": "mri-alm"}
         for row in rows
     ]
     write_csv(folder / "manifest.csv", list(cells[0]), cells)

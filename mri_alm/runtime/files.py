@@ -86,6 +86,12 @@ def _refuse(error: OSError) -> None:
     ) from error
 
 
+def is_image(file: Path) -> bool:
+    """Whether a file's name is that of an image; notes that macOS puts beside images (``._t2.nii.gz``) are none."""
+    note = file.name.startswith("._") or "__MACOSX" in file.parts
+    return bool(IMAGE.search(file.name)) and not note
+
+
 def unusable(file: Path) -> str:
     """Why a file cannot be what its name says, or nothing."""
     if not in_utf8(file):  # ITK ends the process over such a name
@@ -110,6 +116,7 @@ def stem(file: Path) -> str:
 
 
 def bvals_of(image: Path) -> list[Path]:
-    """The table of b-values beside an image, if there is one."""
-    beside = image.with_name(stem(image) + ".bval")
-    return [beside] if beside.is_file() else []
+    """The table of b-values beside an image, if there is one, under the names that programs give it."""
+    names = [f"{name}{ending}" for name in (stem(image), image.name) for ending in (".bval", ".bvals", ".BVAL")]
+    found = {path.resolve(): path for name in names if (path := image.with_name(name)).is_file()}
+    return list(found.values())

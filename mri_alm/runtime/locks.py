@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
@@ -55,11 +56,12 @@ def _hold(path: Path, wait: bool) -> IO[str]:
     for tries in itertools.count(1):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = path.open("a+", encoding="utf-8")  # what the holder wrote is kept
+            file = os.fdopen(_open_own(path), "a+", encoding="utf-8")  # what the holder wrote is kept
         except OSError as error:
             if isinstance(error, FileNotFoundError) and not path.parent.exists() and tries < _TRIES:
                 continue  # an empty folder that its maker has just taken away
-            raise InputError(f"Cannot write {path}: {error.strerror}. Choose another folder.") from error
+            reason = "it is a link, or no plain file" if error.errno == errno.ELOOP else error.strerror
+            raise InputError(f"Cannot write {path}: {reason}. Choose another folder.") from error
         try:
             _lock(file, path, wait)
         except BaseException:
@@ -74,6 +76,17 @@ def _hold(path: Path, wait: bool) -> IO[str]:
     file.write(f"process {os.getpid()} on {socket.gethostname()} since {now}")
     file.flush()
     return file
+
+
+def _open_own(path: Path) -> int:
+    """Open a lock file, but nothing that only has its name: what is written to it would end up elsewhere."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o666)
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
 
 def _lock(file: IO[str], path: Path, wait: bool) -> None:

@@ -5,9 +5,11 @@ from typing import Any
 
 from tqdm import tqdm
 
+from mri_alm.runtime.interruption import reached
+
 
 def progress_bar(title: str, total: int, unit: str, *, shown: bool = True) -> Any:
-    """A bar with the time left on a terminal, a line a minute in a log file.
+    """A bar with the time left on a terminal, a line a minute in a log file; where a stopped process says it was.
 
     Args:
         title: What is done.
@@ -16,4 +18,6 @@ def progress_bar(title: str, total: int, unit: str, *, shown: bool = True) -> An
         shown: False keeps it silent, as in all but the first of several processes.
     """
     pause = 0.2 if sys.stderr.isatty() else 60
-    return tqdm(total=total, desc=title, unit=unit, mininterval=pause, disable=not shown)
+    bar = tqdm(total=total, desc=title, unit=unit, mininterval=pause, disable=not shown)
+    reached(lambda: f'after {bar.n} of {total} in the step "{title}"')
+    return bar

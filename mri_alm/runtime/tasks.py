@@ -20,6 +20,7 @@ from typing import Any
 
 from mri_alm.errors import InputError, find_cause, one_of
 from mri_alm.runtime.atomic import private_files
+from mri_alm.runtime.interruption import deaf_children, kept_answers
 
 logger = logging.getLogger("mri_alm")
 
@@ -130,7 +131,8 @@ def joined(pool: Pool) -> Iterator[None]:
     own = pool.backend == "ray" and not _ray().is_initialized()
     try:
         if own:
-            _join(_ray(), pool)
+            with kept_answers():
+                _join(_ray(), pool)
         yield
     finally:
         if own:
@@ -231,7 +233,8 @@ def _in_processes(task: _Task, items: list[Any], pool: Pool) -> Iterator[TaskRes
         # Idle workers stay: loky does not watch those that it starts in the place of ended ones, and waits for ever.
         stay = {"idle_worker_timeout": 10**6}
         parallel = Parallel(workers, "loky", return_as="generator_unordered", batch_size=1, **stay)
-        calls: Calls = parallel(delayed(_numbered)(task, n, waiting[n]) for n in numbers)
+        with deaf_children():
+            calls: Calls = parallel(delayed(_numbered)(task, n, waiting[n]) for n in numbers)
         return calls
 
     for _ in range(pool.retries):

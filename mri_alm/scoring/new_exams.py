@@ -1,32 +1,40 @@
 """New exams in, decisions out: what `configs/inference.json` and `pipelines/score.py` do."""
 
+import contextlib
 import io
 import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from ignite.engine import Events
+from monai.data import DataLoader, Dataset
 from monai.engines import SupervisedEvaluator
 from monai.transforms import Compose
 from numpy.typing import NDArray
-from pydicom.dataset import Dataset
+from pydicom.dataset import Dataset as Header
 
 from mri_alm.bundle.config import PACKAGES
 from mri_alm.bundle.trained_run import SCORE_COLUMNS, TrainedRun, collect, score_rows
 from mri_alm.bundle.transforms import for_each_study
+from mri_alm.cohort.layouts import Input, StudySource, detect_layout, find_sources
 from mri_alm.cohort.manifest import read_manifest
+from mri_alm.cohort.protocol import BELOW_GATE, UNLIKE, quality_counts, quality_of, training_note
+from mri_alm.cohort.rules import CohortRules
 from mri_alm.errors import InputError, StudyError
 from mri_alm.evaluation.data import read_calibration, refuse_another_model
-from mri_alm.imaging.dicom_files import StudyFiles, find_studies
+from mri_alm.imaging.dicom_files import StudyFiles, with_headers
 from mri_alm.imaging.pictures import study_picture
 from mri_alm.metrics.threshold import OperatingPoint, certificate_in_words, neyman_pearson_threshold
 from mri_alm.runtime.atomic import explain_os_errors, private_files
+from mri_alm.runtime.bug_reports import BUG_REPORT, UnexpectedError, ends_the_run, study_failure, unexpected
 from mri_alm.runtime.files import sha256, write_bytes, write_json
 from mri_alm.runtime.progress import progress_bar
-from mri_alm.runtime.pseudonyms import secret_of, study_key
-from mri_alm.runtime.tables import write_csv
+from mri_alm.runtime.pseudonyms import key_secret, study_key
+from mri_alm.runtime.tables import read_table, write_csv
 from mri_alm.scoring.explain import nearest_threshold, write_explanations
 from mri_alm.scoring.structured_report import check_highdicom, structured_report
 
@@ -34,23 +42,24 @@ logger = logging.getLogger("mri_alm")
 
 
 class NewStudies:
-    """Exams to score: found in DICOM folders or listed in a manifest, then prepared as the model was trained.
+    """Exams to score: found in a folder or table, or listed in a manifest, then prepared as the model was trained.
 
     Args:
-        source: A folder with DICOM studies at any depth, or a manifest without label, patient and split
-            (see :func:`mri_alm.cohort.read_manifest`).
+        source: A folder of any layout, or a table of image files, see :func:`mri_alm.cohort.layouts.find_sources`: the
+            exams get their keys for names. Or a manifest (:func:`is_manifest`), which names them itself; label, patient
+            and side may be missing (see :func:`mri_alm.cohort.read_manifest`).
         preprocessing: From the training run.
-        salt: Secret that study keys of DICOM exams are derived with.
+        salt: Secret that study keys are made with.
         threads: Exams prepared at once.
-        allow_outside_paths: Whether a manifest may name files outside its folder.
+        allow_outside_paths: Whether a manifest or table may name files outside its folder.
         outside: The same, as bundles of version 0.1 spell it.
 
     Attributes:
-        names: All exams, in the order of their keys (DICOM) or rows (manifest); not of their folders or of threads.
+        names: All exams, in the order of their keys, or of a manifest's rows; not of their folders or of threads.
         prepared: Items of those that could be prepared: image, study, index.
         reports: What was found of each of them: facts and warnings.
         errors: Why the others could not.
-        dicom: Files of the exams that were found in DICOM folders.
+        sources: Where the exams lie that have keys for names.
 
     Raises:
         InputError: If there is nothing to score.
@@ -67,21 +76,32 @@ class NewStudies:
         outside: bool = False,
     ) -> None:
         source, allowed = Path(source), allow_outside_paths or outside
-        if source.is_dir():
-            items, lost = _dicom_items(source, salt)
-        elif source.suffix.lower() == ".csv":
-            studies = read_manifest(source, labelled=False, allow_outside_paths=allowed)
-            items, lost = [study.item() for study in studies], {}
+        self.sources: dict[str, StudySource] = {}
+        if is_manifest(source):
+            items = [row.item() for row in read_manifest(source, labelled=False, allow_outside_paths=allowed)]
         else:
-            raise InputError(
-                f"{source} is neither a folder nor a .csv manifest. Give a folder of DICOM studies, or a manifest."
-            )
-        self.prepared, errors = for_each_study(preprocessing, items, threads=threads, title="prepare")
+            found = _find(source, allow_outside_paths=allowed)
+            self.sources = dict(sorted((study_key(one.uid, salt), one) for one in found.sources))
+            items = [one.item | {"study": key, "label": 0.0} for key, one in self.sources.items() if not one.error]
+            items = [item | {"index": index} for index, item in enumerate(items)]
+        lost = {key: one.error for key, one in self.sources.items() if one.error}
+        self.prepared, errors = for_each_study(_Prepared(preprocessing), items, threads=threads, title="prepare")
         self.reports: dict[str, Any] = {item["study"]: item.pop("report") for item in self.prepared}
         self.errors = lost | errors
-        names = [item["study"] for item in items] + list(lost)
-        self.names = sorted(names) if source.is_dir() else names
-        self.dicom: dict[str, StudyFiles] = {item["study"]: item["dicom"] for item in items if source.is_dir()}
+        self.names = list(self.sources) or [item["study"] for item in items]
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    preprocessing: Compose
+
+    def __call__(self, item: dict[str, Any]) -> Any:
+        """An exam prepared, or whatever hinders it as its own failure: nothing is written here that others need."""
+        try:
+            dicom = item.get("dicom")
+            return self.preprocessing(item | ({"dicom": with_headers(dicom)} if isinstance(dicom, StudyFiles) else {}))
+        except Exception as error:
+            raise study_failure(error) from error
 
 
 def operating_point(
@@ -124,18 +144,18 @@ def _training_exams(run: TrainedRun) -> list[dict[str, str]]:
     return []
 
 
-def check_request(source: Path | str, *, sr: bool) -> None:
+def check_request(source: Path | str, *, sr: bool, salt_file: Path | str | None = None) -> None:
     """Refuse what cannot be done before hours of preparation.
 
     Raises:
-        InputError: If structured reports are asked for and cannot be written.
+        InputError: If structured reports are asked for and cannot be written, or a file for the keys holds no secret.
     """
+    if salt_file is not None:
+        key_secret(salt_file)
     if sr:
         check_highdicom()
-        if not Path(source).is_dir():
-            raise InputError(
-                f"--sr refers to DICOM images, and {source} is a manifest. Give a folder of DICOM studies."
-            )
+        if not Path(source).is_dir() or detect_layout(Path(source)) != "dicom":
+            raise InputError(f"--sr refers to DICOM images, and {source} is no folder of DICOM studies. Give one.")
 
 
 @private_files()
@@ -166,19 +186,23 @@ def write_scores(
         InputError: If the output cannot be written.
     """
     output = Path(output)
-    warnings = {name: " | ".join(report["warnings"]) for name, report in studies.reports.items()}
-    names, logits = _logits(evaluator, len(studies.prepared))
+    trained_on = run.trained_on
+    names, logits, errors = _logits(evaluator, studies.prepared)
+    studies.errors |= errors
     for name, row in zip(names, logits, strict=True):
         if not np.isfinite(row).all():
             studies.errors[name] = StudyError("no_score", "a model's answer is no finite number; look at its images.")
     good = [number for number, name in enumerate(names) if name not in studies.errors]
     studies.prepared = [item for item in studies.prepared if item["study"] not in studies.errors]
-    scored = score_rows([names[number] for number in good], logits[good], point, warnings)
+    scored = score_rows([names[number] for number in good], logits[good], point, studies.reports, trained_on=trained_on)
     rows = {row["study"]: row for row in scored}
     for name, error in studies.errors.items():
+        if isinstance(error, UnexpectedError):
+            write_bytes(output / f"{name}_{BUG_REPORT}", error.report.encode())
         rows[name] = dict.fromkeys(SCORE_COLUMNS, "") | {
             "study": name,
             "warnings": f"NOT SCORED ({error.code}): {error}",
+            "model_note": training_note(trained_on),
         }
     with explain_os_errors(output):  # digests of an earlier model must not stand beside these scores, whatever happens
         (output / "report.json").unlink(missing_ok=True)
@@ -186,48 +210,120 @@ def write_scores(
     with progress_bar("write", len(studies.prepared), "study") as bar:
         for item in studies.prepared:
             row = rows[item["study"]]
-            decision = "needed" if row["dce_needed"] else "not needed"
-            title = f"{item['study']}   score {row['score']:.3f}   DCE {decision}   research only"
-            picture = study_picture(item["image"].numpy(), run.settings["spacing"], title)
-            write_bytes(output / f"{item['study']}.png", picture)
+            with _going_on(output, row, "picture"):
+                picture = study_picture(item["image"].numpy(), run.settings["spacing"], _title(row))
+                write_bytes(output / f"{item['study']}.png", picture)
             if sr:
-                report = structured_report(
-                    *(studies.dicom[item["study"]], row, studies.reports[item["study"]]),
-                    point=point,
-                    checkpoints=run.checkpoints,
-                    salt=salt,
-                )
-                write_bytes(output / f"{item['study']}_sr.dcm", _as_bytes(report))
+                with _going_on(output, row, "structured report"):
+                    dicom = with_headers(studies.sources[item["study"]].item["dicom"])
+                    facts, digests = studies.reports[item["study"]], run.checkpoints
+                    report = structured_report(dicom, row, facts, point=point, checkpoints=digests, salt=salt)
+                    write_bytes(output / f"{item['study']}_sr.dcm", _as_bytes(report))
             bar.update()
+    write_csv(output / "scores.csv", SCORE_COLUMNS, [rows[name] for name in studies.names])  # with what failed since
+    reports = {name: report | {"quality": str(quality_of(report))} for name, report in studies.reports.items()}
     record = _record(run, point) | {
-        "studies": {name: studies.reports.get(name) or {"error": studies.errors[name].code} for name in studies.names}
+        "studies": {name: reports.get(name) or {"error": studies.errors[name].code} for name in studies.names}
     }
     if explain and evaluator:
         images = {item["study"]: item["image"] for item in studies.prepared}
         chosen = {name: images[name] for name in nearest_threshold(scored, explain)}
         network = evaluator.network
-        record["explanations"] = write_explanations(
-            network, chosen, output, channels=network.members[0].channels, spacing=run.settings["spacing"]
-        )
+        told = {"study": "explanations", "warnings": ""}
+        with _going_on(output, told, "explanations"):
+            record["explanations"] = write_explanations(
+                network, chosen, output, channels=network.members[0].channels, spacing=run.settings["spacing"]
+            )
+        if told["warnings"]:
+            logger.warning("%s", told["warnings"])
     write_json(output / "report.json", record)
     needed = sum(row["dce_needed"] for row in scored)
     logger.info("%d exams scored, DCE needed in %d, %d not scored.", len(scored), needed, len(studies.errors))
     logger.info("%s\nWritten: %s", point.in_words(), output)
     for name, error in studies.errors.items():
         logger.warning("Not scored: study %s: %s", name, error)
+    _warn(scored, trained_on)
 
 
-def _logits(evaluator: SupervisedEvaluator | None, count: int) -> tuple[list[str], NDArray[np.float64]]:
-    """Names and members' logits, with a progress bar."""
+def _title(row: Mapping[str, Any]) -> str:
+    """What stands above an exam's picture: never its identity, always what the model is."""
+    decision = "needed" if row["dce_needed"] else "not needed"
+    lines = [f"{row['study']}   score {row['score']:.3f}   DCE {decision}   research only"]
+    lines += ["quality below gate: DCE needed whatever the score"] if row["quality"].startswith(BELOW_GATE) else []
+    return "\n".join([*lines, *([f"model {row['model_note']}"] if row["model_note"] else [])])
+
+
+def _warn(scored: Sequence[Mapping[str, Any]], trained_on: Mapping[str, Any] | None) -> None:
+    """Say on the terminal what the model is, and how many exams it should not be trusted with."""
+    if note := training_note(trained_on):
+        logger.warning("This model was %s: its scores say nothing about patients.", note)
+    if trained_on is None:
+        logger.warning(
+            "What this model was trained on is not recorded (it was trained by an earlier version, or protocol.json is "
+            "gone): nobody can tell whether these exams are like those. Train it again to have it recorded."
+        )
+    logger.info("Quality by headers and geometry: %s.", quality_counts(row["quality"] for row in scored) or "no exam")
+    if apart := sum(UNLIKE in row["warnings"] for row in scored):
+        logger.warning(
+            "%d of %d exams are unlike those that the model was trained on; see warnings.", apart, len(scored)
+        )
+
+
+def _logits(
+    evaluator: SupervisedEvaluator | None, prepared: Sequence[dict[str, Any]]
+) -> tuple[list[str], NDArray[np.float64], dict[str, StudyError]]:
+    """Names and members' logits, with a progress bar; and why the network cannot take the others."""
     if evaluator is None:
-        return [], np.empty((0, 1))
-    with progress_bar("score", count, "study") as bar:
+        return [], np.empty((0, 1)), {}
+    with progress_bar("score", len(prepared), "study") as bar:
 
         def advance(engine: Any) -> None:
             bar.update(len(engine.state.batch["study"]))
 
-        with evaluator.add_event_handler(Events.ITERATION_COMPLETED, advance):
-            return collect(evaluator)
+        try:
+            with evaluator.add_event_handler(Events.ITERATION_COMPLETED, advance):
+                return *collect(evaluator), {}
+        except Exception as error:
+            if ends_the_run(error):
+                raise
+            logger.warning("A batch of exams failed (%s): now each is scored alone.", type(error).__name__)
+    scored: list[tuple[list[str], NDArray[np.float64]]] = []
+    errors: dict[str, StudyError] = {}
+    for item in prepared:
+        try:
+            scored.append(collect(_alone(evaluator, item)))
+        except Exception as error:
+            errors[item["study"]] = study_failure(error)
+    logits = np.concatenate([rows for _, rows in scored]) if scored else np.empty((0, 1))
+    return [name for names, _ in scored for name in names], logits, errors
+
+
+def _alone(evaluator: SupervisedEvaluator, item: dict[str, Any]) -> SupervisedEvaluator:
+    """An evaluator of the same network for one exam."""
+    return SupervisedEvaluator(
+        device=evaluator.state.device,
+        val_data_loader=DataLoader(Dataset([item]), batch_size=1),
+        network=evaluator.network,
+        inferer=evaluator.inferer,
+        prepare_batch=evaluator.prepare_batch,
+        amp=evaluator.amp,
+        decollate=False,
+    )
+
+
+@contextlib.contextmanager
+def _going_on(output: Path, row: dict[str, Any], what: str) -> Iterator[None]:
+    """Go on without a file of one exam that cannot be made; its row says so."""
+    try:
+        yield
+    except Exception as error:
+        if ends_the_run(error):
+            raise
+        failure = unexpected(error)
+        report = f"{row['study']}_{BUG_REPORT}"
+        write_bytes(output / report, failure.report.encode())
+        text = f"No {what}: an error that nobody foresaw ({failure.kind}); please report it with {report}."
+        row["warnings"] = " | ".join(filter(None, (row["warnings"], text)))
 
 
 def _record(run: TrainedRun, point: OperatingPoint) -> dict[str, Any]:
@@ -238,40 +334,65 @@ def _record(run: TrainedRun, point: OperatingPoint) -> dict[str, Any]:
             "settings": run.run.public_settings,
             "config_sha256": sha256(run.run.config),
             "checkpoints_sha256": run.checkpoints,
+            "trained_on": run.trained_on,
         },
         "versions": {name: version(name) for name in PACKAGES},
     }
 
 
-def _as_bytes(dataset: Dataset) -> bytes:
+def _as_bytes(dataset: Header) -> bytes:
     buffer = io.BytesIO()
     dataset.save_as(buffer, enforce_file_format=True)
     return buffer.getvalue()
 
 
-def salt_of(run: Path) -> str:
-    """The run's secret for study keys: made once, readable by its owner only."""
-    return secret_of(run)
+def salt_of(run: Path, file: Path | str | None = None) -> str:
+    """The secret of the study keys: the user's own or a file's (:func:`mri_alm.runtime.pseudonyms.key_secret`).
+
+    Args:
+        run: The run folder. A secret in it, as earlier versions left one, is not taken: it may be a sender's.
+        file: Setting ``salt_file``.
+
+    Raises:
+        InputError: If there is none.
+    """
+    if file is None and (Path(run) / "salt").exists():
+        logger.warning(
+            "Study keys are made with your own secret now, the same in all programs, and no longer with %s. Name that "
+            "file as --salt-file (in a config --salt_file) to have the keys of before.",
+            Path(run) / "salt",
+        )
+    return key_secret(file)
 
 
 def key_table(studies: NewStudies) -> list[dict[str, str]]:
-    """Which folder each study key stands for. It identifies patients: keep it apart from the results."""
-    return [{"study": name, "folder": str(study.files[0].parent.resolve())} for name, study in studies.dicom.items()]
+    """Which folder each study key stands for, and which name in it. It identifies patients: keep it apart."""
+    return [{"study": key, "folder": str(one.folder), "name": one.uid} for key, one in studies.sources.items()]
 
 
-def _dicom_items(source: Path, salt: str) -> tuple[list[dict[str, Any]], dict[str, StudyError]]:
-    """One item per DICOM study below a folder; studies without a readable image are lost, with the reason."""
-    found = find_studies(source)
-    if not any(study.files or study.failed for study in found):
-        raise InputError(f"{source} holds no DICOM images. Give the folder of a DICOM export, or a manifest (.csv).")
-    items: list[dict[str, Any]] = []
-    lost: dict[str, StudyError] = {}
-    for study in found:
-        name = study_key(study.uid, salt)
-        if study.files:
-            items.append({"study": name, "dicom": study, "label": 0.0, "index": len(items)})
-        elif study.failed:
-            lost[name] = StudyError(
-                "no_images", f"none of its {len(study.failed)} files can be read: {next(iter(study.failed.values()))}."
+def is_manifest(source: Path) -> bool:
+    """Whether an input is a table that names its studies (column study): these names stand in all outputs.
+
+    Raises:
+        InputError: If it is a table that cannot be read.
+    """
+    table = not source.is_dir() and source.suffix.lower() in (".csv", ".tsv", ".txt")
+    return table and "study" in read_table(source, as_numbered=True)[0]
+
+
+def _find(source: Path, *, allow_outside_paths: bool) -> Input:
+    """The exams of a folder or table, as `pipelines/prepare_cohort.py` finds them."""
+    if not source.exists():
+        raise InputError(f"{source} is neither a folder nor a .csv manifest. Give a folder of exams, or a manifest.")
+    found = find_sources(source, CohortRules())
+    dicom = [one.item["dicom"] for one in found.sources if found.layout == "dicom"]
+    if dicom and not any(one.files or one.failed for one in dicom):
+        raise InputError(f"{source} holds no DICOM images. Give the folder of an export, or a manifest (.csv).")
+    for one in found.sources if found.layout == "table" and not allow_outside_paths else ():
+        if not all(file.resolve().is_relative_to(source.parent.resolve()) for file in one.files):
+            one.error = StudyError(
+                "outside_path",
+                "The table names a file outside its own folder for this study. Move it there, or allow it with "
+                "--allow-outside-paths if the table is your own.",
             )
-    return sorted(items, key=lambda item: str(item["study"])), lost
+    return found

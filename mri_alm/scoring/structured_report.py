@@ -1,7 +1,7 @@
 """A scored DICOM exam as a DICOM Structured Report (TID 1500) without the patient's identity.
 
 Patient, study and all references appear under keyed hashes: the same secret and UID always give the same hash, so the
-holder of the run's salt can lead a report back to its exam: see docs/decisions.md (21).
+holder of the secret can lead a report back to its exam: see docs/decisions.md (21).
 """
 
 import hashlib
@@ -58,7 +58,7 @@ def structured_report(
         facts: Its entry of ``report.json``, which says which series were used.
         point: The threshold's record.
         checkpoints: Digests of the ensemble's members.
-        salt: The run's secret.
+        salt: The secret of the study keys.
 
     Returns:
         An Enhanced SR with a new instance UID, ready to be saved.
@@ -143,6 +143,8 @@ def _content(row: Mapping[str, Any], point: OperatingPoint, evidence: list[Datas
     texts = [
         "Research use only. Not a medical device. Nothing here may be used for a decision about a patient.",
         point.in_words(),
+        *([f"The model was {row['model_note']}."] if row["model_note"] else []),
+        f"Quality by headers and geometry: {row['quality']}.",
         *filter(None, [str(row["warnings"])]),
     ]
     group[0].ContentSequence.extend(

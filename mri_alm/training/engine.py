@@ -188,12 +188,7 @@ class EpochEnd:
     def __call__(self, engine: Engine) -> None:
         """Close one epoch."""
         report = self._report(engine.state.epoch)
-        if not all(math.isfinite(value) for value in report.values()):
-            raise InputError(
-                f"{self.files.path}: training diverged in epoch {engine.state.epoch}: "
-                f"{', '.join(f'{name} {value:g}' for name, value in report.items())}. "
-                "Lower --learning_rate, --mu0 or --mu_cap and choose another run_dir; earlier epochs are kept."
-            )
+        self._refuse_divergence(report)
         self.history.append(report)
         better = self.selection.improves(report)
         if process_rank() == 0:
@@ -208,12 +203,24 @@ class EpochEnd:
     def _report(self, epoch: int) -> dict[str, float]:
         objective = cast(AugmentedLagrangian, self.parts["objective"])
         metric = float(self.validator.state.metrics[self.selection.metric])
-        logits, label = self.seen["train"].take()
+        (logits, label), held_out = self.seen["train"].take(), self.seen["val"].take()
         report = {"epoch": epoch, self.selection.metric: metric}
+        scores = torch.cat([logits.flatten(), held_out[0].flatten()])
+        self._refuse_divergence(report | {"scores": float(scores.double().sum())})
         if logits[0].numel() == 1:
             report["train_auc"] = auc(label.flatten().cpu().numpy(), logits.flatten().float().cpu().numpy())
-        held_out = objective.diagnose(*self.seen["val"].take())
-        return report | {f"val_{name}": value for name, value in held_out.items()} | objective.end_epoch(metric)
+        measured = objective.diagnose(*held_out)
+        return report | {f"val_{name}": value for name, value in measured.items()} | objective.end_epoch(metric)
+
+    def _refuse_divergence(self, report: dict[str, float]) -> None:
+        wrong = [f"{name} {value:g}" for name, value in report.items() if not math.isfinite(value)]
+        if wrong:
+            rate = self.parts["optimizer"].defaults["lr"]
+            raise InputError(
+                f"Training diverged in epoch {report['epoch']} of {self.files.path}: {', '.join(wrong)}. No study is "
+                f"at fault. Lower --learning_rate (now {rate:g}), --mu0 or --mu_cap, and choose another --run_dir; "
+                "earlier epochs are kept."
+            )
 
     def _write(self, engine: Engine, report: dict[str, float], better: bool) -> None:
         logger.info("  ".join(f"{name} {value:.4g}" for name, value in report.items()))

@@ -21,6 +21,7 @@ from mri_alm.cohort.manifest import Cohort
 from mri_alm.errors import InputError
 from mri_alm.runtime.atomic import sweep
 from mri_alm.runtime.files import DamagedFileError, read_json, sha256, write_json
+from mri_alm.runtime.interruption import reached
 from mri_alm.runtime.locks import exclusive_lock
 from mri_alm.runtime.progress import progress_bar
 from mri_alm.runtime.tables import write_csv
@@ -65,7 +66,7 @@ class Member:
         trainer = self.parser.get_parsed_content("train::trainer")
         end = self.parser.get_parsed_content("epoch_end")
         for engine in (trainer, end.validator):
-            engine.logger.setLevel(logging.WARNING)
+            engine.logger.setLevel(logging.CRITICAL)  # what ends a training is said once, by who asked for it
         progress(end.history)
         if not end.finished(trainer):
             trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: progress(end.history))
@@ -228,6 +229,7 @@ def train_in_turn(
             def progress(history: History, start: int = number * epochs, split: int = split) -> None:
                 bar.update(start + len(history) - bar.n)
                 bar.set_description(f"split {split}")
+                reached(lambda: f"{f'after epoch {len(history)}' if history else 'in epoch 1'} of split {split}")
                 if history:
                     _, metric = list(history[-1].values())[:2]  # after the epoch's number
                     bar.set_postfix(validation=round(metric, 3))

@@ -15,10 +15,12 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from mri_alm.alm.processes import first_process_first, process_rank, world_size
 from mri_alm.bundle.config import running_config, user_errors
+from mri_alm.bundle.old_runs import as_it_began
 from mri_alm.bundle.run_folder import RunFolder, SplitFolder
 from mri_alm.bundle.trained_run import SCORE_COLUMNS, Ensemble, score_rows
 from mri_alm.bundle.transforms import for_each_study
 from mri_alm.cohort.manifest import Cohort
+from mri_alm.cohort.protocol import training_note, training_protocol
 from mri_alm.errors import InputError
 from mri_alm.evaluation.analysis import evaluate
 from mri_alm.evaluation.performance import decision_counts, ranking_figures
@@ -28,7 +30,9 @@ from mri_alm.metrics.ranking import FprRule, auc
 from mri_alm.metrics.threshold import certificate_in_words, fixed_fn_threshold, one_score_per_patient
 from mri_alm.phantom.cohort import make_cohort
 from mri_alm.runtime.atomic import private_files
-from mri_alm.runtime.files import read_json, sha256, write_json
+from mri_alm.runtime.bug_reports import BUG_REPORT, UnexpectedError
+from mri_alm.runtime.files import read_json, sha256, write_bytes, write_json
+from mri_alm.runtime.interruption import reached
 from mri_alm.runtime.locks import exclusive_lock
 from mri_alm.runtime.progress import progress_bar
 from mri_alm.runtime.tables import read_table, write_csv
@@ -52,6 +56,8 @@ def train_and_evaluate(folder: str, *, threads: int, max_fn: int, fpr_rule: FprR
     """
     config = running_config()
     with user_errors(), logging_redirect_tqdm():
+        run = RunFolder(folder)
+        config = as_it_began(config, run.record["config"] if run.config.exists() else {})
         TrainingRun(config, Path(folder), threads=threads, max_fn=max_fn, fpr_rule=fpr_rule, pool=pool).run()
 
 
@@ -81,6 +87,7 @@ class TrainingRun:
     ) -> None:
         self.config, self.folder, self.threads, self.max_fn = config, RunFolder(folder), threads, max_fn
         self.fpr_rule, self.pool = fpr_rule, pool
+        self.trained_on: dict[str, Any] = {}  # known when every exam is prepared
         if world_size() > 1 and (pool.workers > 1 or pool.backend != "loky"):
             raise InputError("torchrun trains one model in all its processes: leave out --workers and --backend.")
         check_tracking(config)
@@ -128,14 +135,21 @@ class TrainingRun:
             for s in self.cohort.train
         ]
         write_csv(self.folder.splits, ["study", "patient", "label", *columns], rows)
+        write_json(self.folder.protocol, self.trained_on)
 
     def _prepare(self) -> None:
         """Load and register every exam once, into the cache that all splits and epochs read."""
         cached = Member(self.config, 0, self.cohort).prepared("all")
         numbered = [{"study": item["study"], "number": number} for number, item in enumerate(cached.data)]
-        _, errors = for_each_study(
-            lambda item: cached[item["number"]] and None, numbered, threads=self.threads, title="prepare"
+        reports, errors = for_each_study(
+            lambda item: {item["study"]: cached[item["number"]]["report"]},
+            numbered,
+            threads=self.threads,
+            title="prepare",
         )
+        for study, error in errors.items():
+            if isinstance(error, UnexpectedError):
+                write_bytes(self.folder.path / f"{study}_{BUG_REPORT}", error.report.encode())
         if errors:
             text = "\n".join(f"  study {study}: {error}" for study, error in errors.items())
             names = json.dumps(sorted(errors)).replace('"', "'")
@@ -143,6 +157,8 @@ class TrainingRun:
                 f"{len(errors)} of {len(cached.data)} studies cannot be used (the others are kept):\n{text}\n"
                 f'Correct them, or leave them out with --exclude "{names}".'
             )
+        report_of = {study: report for one in reports for study, report in one.items()}
+        self.trained_on = training_protocol([report_of[study.study] for study in self.cohort.train])
 
     def _train(self, tracker: MlflowRun | None) -> None:
         if self.pool.workers > 1 or self.pool.backend != "loky":
@@ -154,6 +170,7 @@ class TrainingRun:
         todo, epochs = splits_to_train(self.config), self.config["max_epochs"]
         failed: list[TaskResult] = []
         with progress_bar("train", len(todo) * epochs, "epoch") as bar:
+            reached(lambda: f"with {bar.n // epochs} of {len(todo)} splits trained")
             for outcome in run_tasks(self.splits, todo, self.pool):
                 bar.update(epochs)
                 if outcome.error:
@@ -176,8 +193,8 @@ class TrainingRun:
             members = [member.network(split.model, "network_def") for split in splits]
             studies, logits = member.predict(Ensemble(members), "test")
             prepared = member.prepared("test")
-            warnings = {item["study"]: " | ".join(item["report"]["warnings"]) for item in prepared}
-            rows = score_rows(studies, logits, point, warnings)
+            reports = {item["study"]: item["report"] for item in prepared}
+            rows = score_rows(studies, logits, point, reports, trained_on=self.folder.trained_on())
             write_csv(self.folder.scores, SCORE_COLUMNS, rows)
             labels = np.array([study.label for study in self.cohort.test])
             metrics["test"] = test_metrics(
@@ -244,6 +261,8 @@ def closing_text(run: RunFolder, metrics: dict[str, Any], point: Any, members: i
             "  ".join(value.rjust(12) for _, value in columns),
             "",
         ]
+    if note := training_note(run.trained_on()):
+        lines.append(f"This model was {note}: its figures show that the software works, and nothing of patients.")
     lines.append(point.in_words())
     if test:
         at = test["at_threshold"]

@@ -23,7 +23,7 @@ from small_cohort import SETTINGS, read_rows, workflow, write_cohort
 
 from mri_alm.bundle.checkpoints import load_tensors
 from mri_alm.bundle.config import refuse_other_settings
-from mri_alm.bundle.old_runs import SAME_RESULTS, part_digest
+from mri_alm.bundle.old_runs import OWN_PARTS, SAME_RESULTS, as_it_began, part_digest
 from mri_alm.bundle.run_folder import RunFolder
 from mri_alm.bundle.settings import SETTINGS as TABLE
 from mri_alm.errors import InputError
@@ -75,6 +75,12 @@ def cells(path: Path) -> list[dict[str, Any]]:
     return [{name: number(cell) for name, cell in row.items()} for row in read_rows(path)]
 
 
+def same_cells(found: Path, expected: Path) -> bool:
+    """Equal in the columns that there were then."""
+    then = cells(expected)
+    return same([{name: row[name] for name in then[0]} for row in cells(found)], then)
+
+
 def resume(folder: Path, **overrides: Any) -> Path:
     run = Path(shutil.copytree(BEFORE / "run", folder))
     settings = {"splits": 2, "max_epochs": 3, "validation": 0.34, "threads": 1, "device": "$torch.device('cpu')"}
@@ -94,16 +100,32 @@ def test_a_run_made_before_is_gone_on_with_to_the_results_of_then(place: Path) -
         assert same(found, then)
         assert same(cells(run / f"split_{k}" / "validation.csv"), cells(expected / f"split_{k}" / "validation.csv"))
     for name in ("heldout.csv", "scores.csv"):
-        assert same(cells(run / name), cells(expected / name)), name
+        assert same_cells(run / name, expected / name), name
     for name in ("threshold.json", "metrics.json"):
         found, then = (json.loads((folder / name).read_text()) for folder in (run, expected))
         assert same(*(part | {"checkpoints": None} for part in (found, then))), name
+
+
+def test_a_run_made_before_keeps_its_preprocessing_unless_another_is_asked_for(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunFolder(shutil.copytree(BEFORE / "run", tmp_path / "run"))
+    record = json.loads(run.config.read_text())
+    config = workflow(Path("cohort/manifest.csv"), run.path, **record_settings(record)).parser.get()
+    with pytest.raises(InputError, match="holds a run with other settings:\n  preprocessing: "):
+        refuse_other_settings(run, config)
+    refuse_other_settings(run, as_it_began(config, record["config"]))
+    assert "began with an earlier version and goes on as it began: preprocessing." in capsys.readouterr().out
+    mine = config | {"preprocessing": config["preprocessing"][:-1]}
+    with pytest.raises(InputError, match="holds a run with other settings:\n  preprocessing: "):
+        refuse_other_settings(run, as_it_began(mine, record["config"]))
 
 
 def test_a_setting_that_did_not_exist_then_counts_as_its_default(place: Path, tmp_path: Path) -> None:
     run = RunFolder(shutil.copytree(BEFORE / "run", tmp_path / "run"))
     record = json.loads(run.config.read_text())
     config = workflow(Path("cohort/manifest.csv"), run.path, **record_settings(record)).parser.get()
+    config = as_it_began(config, record["config"])
     refuse_other_settings(run, config)
     del record["config"]["ratio_cap"]  # as a run of before ratio_cap
     run.config.write_text(json.dumps(record))
@@ -130,7 +152,9 @@ def test_every_part_that_ships_gives_the_results_of_then(entry: str) -> None:
     different = {}
     for name in sorted({*then, *now} - TABLE.keys() - {"acting", "bank", "blank", "outside", "address", "split"}):
         one, other = part_digest(then.get(name)), part_digest(now.get(name))
-        if one != other and not any({one, other} <= group for group in SAME_RESULTS.get(name, ())):
+        earlier, ships = OWN_PARTS.get(name, (frozenset(), ""))
+        groups = [*SAME_RESULTS.get(name, ()), *(frozenset({before, ships}) for before in earlier)]
+        if one != other and not any({one, other} <= group for group in groups):
             different[name] = (one, other)
     assert different == {}
 
@@ -150,4 +174,4 @@ def test_a_bundle_exported_before_scores_as_then(place: Path, tmp_path: Path) ->
         check=False, cwd=bundle, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert same(cells(tmp_path / "scores" / "scores.csv"), cells(BEFORE / "expected" / "bundle_scores.csv"))
+    assert same_cells(tmp_path / "scores" / "scores.csv", BEFORE / "expected" / "bundle_scores.csv")

@@ -80,11 +80,11 @@ def test_a_value_that_no_setting_can_have_is_refused(name: str, value: Any, said
 
 def test_an_old_name_is_understood_and_the_new_one_said(caplog: pytest.LogCaptureFixture) -> None:
     parser = ConfigParser({"negative_bank": 0, "of": "$2 * @negative_bank", "bank": 8})
-    assert rename_settings(parser.get())
+    rename_settings(parser.get())
     assert parser.get() == {"negative_bank": 8, "of": "$2 * @negative_bank"}
     assert "Setting bank is called negative_bank now; it is understood." in caplog.text
     mine = {"bank": 8, "of": "$@bank"}  # a config of one's own that has such a setting itself
-    assert not rename_settings(mine)
+    rename_settings(mine)
     assert mine["bank"] == 8
 
 

@@ -95,6 +95,7 @@ def test_it_has_the_shape_of_the_zoo_and_passes_the_inspection(bundle: Path) -> 
         "docs/README.md",
         "models/model.pt",
         *(f"models/split_{k}.safetensors" for k in range(3)),
+        "protocol.json",
         "threshold.json",
     ]
     assert [str(finding) for finding in inspect_bundle(bundle) if finding.problem] == []

@@ -12,6 +12,8 @@ from scipy.stats import sem, t
 from small_cifar import SETTINGS, write_cifar10
 
 import pipelines.benchmark as program
+from mri_alm.bundle.config import write_run_config
+from mri_alm.bundle.run_folder import RunFolder
 from mri_alm.cifar.job import scores_to_keep
 from mri_alm.cifar.long_tail_report import to_rows, training_figures_of, write_multiclass_report
 from mri_alm.cifar.report import make_report, to_markdown, write_both, write_table_report
@@ -82,11 +84,13 @@ def test_a_folder_s_name_is_no_expression(tmp_path: Path, monkeypatch: pytest.Mo
     training = table.trainings(["bce"], 1)[0]
     code = "$__import__('pathlib').Path('ran').touch()"
     settings = table.overrides(training, Path(code), Path("@runs"))
-    assert ConfigParser(settings).get_parsed_content("data") == f"./{code}"
-    assert Path(settings["run_dir"]).parts[0] == "@runs"
-    assert settings["run_dir"].startswith("./")
+    assert ConfigParser(settings).get_parsed_content("data") == Path(code)
+    assert ConfigParser(settings).get_parsed_content("run_dir").parts[0] == "@runs"
     assert not Path("ran").exists()
-    assert table.overrides(training, Path("data"), Path("runs"))["data"] == "data"  # as older runs have it
+    folder = RunFolder(tmp_path / "run")
+    write_run_config(folder, settings | {"cache_dir": Path("runs/a#b")})
+    assert folder.record["config"]["data"] == f"./{code}"  # nor is it one when the record is read
+    assert folder.record["config"]["cache_dir"] == "runs/a#b"
 
 
 def test_printed_numbers_are_those_of_the_latex_source() -> None:

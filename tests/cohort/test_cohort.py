@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from exams import write_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_cohort import COLUMNS, write_manifest
@@ -58,7 +59,7 @@ def test_every_form_of_images(folder: Path, columns: list[str], cells: list[str]
 
 
 def test_absolute_paths_spaces_a_byte_order_mark_and_unknown_columns(folder: Path) -> None:
-    text = f"study , patient,label,side,t2,dwi,note\nS0, P ,1 ,train,{folder}/0_t2.nii,0_dwi.nii,hello,more\n"
+    text = f"study , Patient,label,Side,T2,dwi,note\nS0, P ,1 ,train,{folder}/0_t2.nii,0_dwi.nii,hello\n"
     (folder / "m.csv").write_text(text, encoding="utf-8-sig")
     (study,) = read_manifest(folder / "m.csv")
     assert (study.patient, study.label) == ("P", 1)
@@ -205,6 +206,37 @@ def test_exclude_of_an_unknown_study(folder: Path) -> None:
         read_manifest(write(folder, [row(0)]), exclude=["S8", "S0", "S7"])
 
 
+def test_an_excluded_name_is_compared_as_names_are_and_a_number_asks_for_quotation_marks(folder: Path) -> None:
+    manifest = write(folder, [row(0), ["10000_10003", *row(1)[1:]], ["Köln", *row(2)[1:]]])
+    assert [s.study for s in read_manifest(manifest, exclude=["Ko\u0308ln"])] == ["S0", "10000_10003"]
+    message = (
+        'has no such study. Did you mean "10000_10003"? Names like numbers need two pairs of quotation marks: '
+        "--exclude \"'1000010003'\"."
+    )
+    with pytest.raises(InputError, match=re.escape(message) + "$"):
+        read_manifest(manifest, exclude=[1000010003])  # type: ignore[list-item]
+
+
+def test_a_manifest_saved_by_a_european_spreadsheet_on_windows(folder: Path) -> None:
+    for name in ("t2", "dwi"):
+        write_text(folder / "bilder" / "ä" / f"{name}.nii", "")
+    text = "sep=;\r\nStudy;Patient;Label;Split;T2;DWI\r\n\r\n0012;P;1;train;bilder\\ä\\t2.nii;bilder\\ä\\dwi.nii\r\n"
+    (folder / "m.csv").write_bytes(text.encode("cp1252"))
+    (study,) = read_manifest(folder / "m.csv")
+    assert (study.index, study.study, study.label, study.side) == (0, "0012", 1, "train")
+    assert study.images == {name: folder / "bilder" / "ä" / f"{name}.nii" for name in ("t2", "dwi")}
+
+
+@pytest.mark.parametrize("cell", ["D:\\Export\\0_t2.nii", "\\\\server\\share\\0_t2.nii", "D:/0_t2.nii"])
+def test_a_path_from_the_root_of_a_windows_machine_is_refused_by_row(folder: Path, cell: str) -> None:
+    """Its last part alone could be another patient's image."""
+    manifest = write(folder, [["S0", "S0", "1", "train", cell, *row(0)[5:]]])
+    with pytest.raises(
+        InputError, match=r"row 2 \(study S0\) names .* It is one of a Windows machine: write it relative"
+    ):
+        read_manifest(manifest)
+
+
 def test_duplicated_study(folder: Path) -> None:
     with pytest.raises(InputError, match=r"study S0 stands in 2 rows\. Keep one\."):
         read_manifest(write(folder, [row(0), ["S0", *row(1)[1:]]]))
@@ -221,6 +253,19 @@ def test_a_patient_in_train_and_test(folder: Path) -> None:
     message = "patient P has studies in train and in test. Put all studies of a patient on one side."
     with pytest.raises(InputError, match=re.escape(message)):
         read_manifest(manifest)
+
+
+def test_a_patient_on_both_sides_by_two_spellings(folder: Path) -> None:
+    manifest = write(folder, [row(0, patient="Ab 1"), row(1, side="test", patient="AB\u00a01")])
+    with pytest.raises(InputError, match=r"patient Ab 1 has studies in train and in test\."):
+        read_manifest(manifest)
+
+
+def test_rows_are_counted_as_a_spreadsheet_does_and_studies_without_empty_rows(folder: Path) -> None:
+    manifest = write(folder, [row(0), [""] * 7, row(1, label="7")])
+    with pytest.raises(InputError, match=r'row 4 \(study S1\) has label "7"'):
+        read_manifest(manifest)
+    assert [s.index for s in read_manifest(write(folder, [row(0), [""] * 7, row(1)]))] == [0, 1]
 
 
 def test_all_problems_are_reported_at_once_up_to_ten(folder: Path) -> None:

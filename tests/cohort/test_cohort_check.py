@@ -1,21 +1,25 @@
 """`prepare_cohort.py --check`: what makes a cohort unsafe, what is only worth a look, and the table."""
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from programs import load_program
 
+import mri_alm
+from mri_alm.cohort.manifest import Cohort
 from mri_alm.cohort.overview import check_cohort
 from mri_alm.cohort.prepare_cohort import MANIFEST_COLUMNS
 from mri_alm.errors import InputError
-from mri_alm.runtime.files import write_json
+from mri_alm.runtime.files import write_bytes, write_json
 from mri_alm.runtime.tables import write_csv
 
 
-def cohort(folder: Path, *changes: dict[str, Any], count: int = 12) -> Path:
-    """A sound cohort of ``count`` studies; the changes apply to the first ones."""
+def cohort(folder: Path, *changes: dict[str, Any], count: int = 18) -> Path:
+    """A sound cohort of ``count`` studies, its images empty; the changes apply to the first ones."""
     rows = []
     for number in range(count):
         row = dict.fromkeys(MANIFEST_COLUMNS, "") | {
@@ -26,6 +30,9 @@ def cohort(folder: Path, *changes: dict[str, Any], count: int = 12) -> Path:
         }  # fmt: skip
         row |= changes[number] if number < len(changes) else {}
         content = row.pop("content")
+        for name in ("t2", "adc", "hbv") if row["status"] == "ok" else ():
+            row[name] = f"{row['study']}/{name}.nii.gz"
+            write_bytes(folder / row[name], b"")
         write_json(folder / row["study"] / "study.json", {"content": {"t2": content, "adc": f"adc{number}"}})
         rows.append(row)
     write_csv(folder / "manifest.csv", MANIFEST_COLUMNS, rows)
@@ -35,14 +42,14 @@ def cohort(folder: Path, *changes: dict[str, Any], count: int = 12) -> Path:
 def test_a_sound_cohort(tmp_path: Path) -> None:
     text, safe = check_cohort(cohort(tmp_path))
     assert safe
-    assert text.splitlines()[0] == "12 studies of 12 patients, 12 usable"
+    assert text.splitlines()[0] == "18 studies of 18 patients, 18 usable"
     assert "No problem found." in text
     table = [line.split() for line in text.splitlines() if line.startswith(("side", "scanner"))]
     assert table == [
-        ["side", "test", "4", "2", "2", "0", "0"],
-        ["side", "train", "8", "4", "4", "0", "0"],
-        ["scanner", "ge", "Skyra", "3.0", "T", "3", "0", "3", "0", "0"],
-        ["scanner", "siemens", "Skyra", "3.0", "T", "9", "6", "3", "0", "0"],
+        ["side", "test", "6", "3", "3", "0", "0"],
+        ["side", "train", "12", "6", "6", "0", "0"],
+        ["scanner", "ge", "Skyra", "3.0", "T", "5", "0", "5", "0", "0"],
+        ["scanner", "siemens", "Skyra", "3.0", "T", "13", "9", "4", "0", "0"],
     ]
 
 
@@ -69,14 +76,46 @@ def test_the_exit_status_without_a_cohort(tmp_path: Path, capsys: pytest.Capture
         ([{}, {"patient": "p0"}], "leak: patient p0 is in test (s00) and in train (s01)"),
         ([{}, {"content": "c0"}], "copy: s00, s01 have the same t2"),
         ([{"label": "", "side": ""}], "no label: 1 studies (s00)"),
-        ([{}, {}, {}, {"label": 0}, {}, {}, {}, {}, {}, {"label": 0}], "one class: every study of test has label 0"),
+        ([{"label": 0}] * 16, "no training: all 6 test studies have one label. Add the other class, or have none."),
+        (
+            [{"label": 1}] * 10,
+            "no training: The training cohort has 9 positive and 3 negative patients; splits that hold out 0.2 of each "
+            "class need at least 5 of either. Add studies, or bring --validation nearer to 0.5.",
+        ),
+        (
+            [{"side": "train"}, {"side": "training"}],
+            'no training: row 3 (study s01) has side "training". Write train or test.',
+        ),
     ],
 )
 def test_what_makes_a_cohort_unsafe(tmp_path: Path, changes: list[dict[str, Any]], problem: str) -> None:
+    """Where it is the training that would refuse, in its words."""
     text, safe = check_cohort(cohort(tmp_path, *changes))
     assert not safe
     problems = text.split("Problems:")[1].split("Notes:")[0].strip().splitlines()
-    assert [line.strip() for line in problems] == [problem]
+    assert [line.strip().replace(f"{tmp_path / 'manifest.csv'}: ", "") for line in problems] == [problem]
+
+
+@pytest.mark.parametrize("cell", ["0,7", "Jan 07", ""])
+def test_numbers_that_a_spreadsheet_changed_are_named(tmp_path: Path, cell: str) -> None:
+    with pytest.raises(InputError, match=r"column coverage does not hold as many numbers in every row.*spreadsheet"):
+        check_cohort(cohort(tmp_path, {"coverage": cell}))
+
+
+def test_an_image_that_is_gone_is_a_problem(tmp_path: Path) -> None:
+    (cohort(tmp_path) / "s04" / "hbv.nii.gz").unlink()
+    text, safe = check_cohort(tmp_path)
+    assert not safe
+    assert "row 6 (study s04) names" in text
+
+
+def test_the_counts_are_those_of_the_default_settings() -> None:
+    defaults = yaml.safe_load((Path(mri_alm.__file__).parent / "bundle/settings.yaml").read_text("utf-8"))
+    settings = {name: entry for group in defaults["prostate_alm"].values() for name, entry in group.items()}
+    wanted = inspect.signature(Cohort).parameters
+    assert {name: wanted[name].default for name in ("splits", "validation")} == {
+        name: settings[name]["default"] for name in ("splits", "validation")
+    }
 
 
 @pytest.mark.parametrize(
@@ -114,7 +153,7 @@ def test_failed_studies_are_left_out_and_counted(tmp_path: Path) -> None:
     failed = {"status": "failed", "error_code": "no_t2", "patient": "p1", "label": "", "content": "c1"}
     text, safe = check_cohort(cohort(tmp_path, failed))
     assert safe
-    assert "12 studies of 11 patients, 11 usable" in text
+    assert "18 studies of 17 patients, 17 usable" in text
     assert "1 studies failed: no_t2" in text
 
 
@@ -133,8 +172,8 @@ def test_no_cohort(tmp_path: Path) -> None:
 
 
 def test_no_label_anywhere(tmp_path: Path) -> None:
-    changes = [{"label": "", "side": ""}] * 12
+    changes = [{"label": "", "side": ""}] * 18
     text, safe = check_cohort(cohort(tmp_path, *changes))
     assert not safe
-    assert "no label: 12 studies (s00, s01, s02, s03, s04 ...)" in text
+    assert "no label: 18 studies (s00, s01, s02, s03, s04 ...)" in text
     json.dumps(text)

@@ -8,10 +8,13 @@ from exams import write_text
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mri_alm.cohort.labels import Label, match_labels, patient_of, read_labels
-from mri_alm.cohort.layouts import StudySource
-from mri_alm.cohort.rules import CohortRules, LabelRules, load_cohort_rules, tidy
+from mri_alm.cohort.labels import Label, StrangeLabelsError, match_labels, patient_of, read_labels
+from mri_alm.cohort.layouts import Input, StudySource
+from mri_alm.cohort.names import tidy
+from mri_alm.cohort.prepare_cohort import Inputs, Order, make_plan
+from mri_alm.cohort.rules import CONDITION_VALUES, CohortRules, LabelRules, load_cohort_rules
 from mri_alm.errors import InputError
+from mri_alm.imaging.series import CONDITIONS, load_rules
 from mri_alm.runtime.tables import read_table
 
 
@@ -84,9 +87,147 @@ def test_a_name_that_fits_several_studies_labels_none() -> None:
 
 
 def test_two_rows_for_one_study_by_different_names() -> None:
-    found = match_labels([source(1)], [Label([2], "pat1", "", 1, "train"), Label([3], "exam", "", 0, "train")])
+    found = match_labels([source(1)], [Label([2], "pat1", "", 1, "train"), Label([3], "exam", "", 1, "train")])
     assert found.of["1.2.1"].label == 1
-    assert found.notes == ["Rows 2 and 3 fit one study: took the first."]
+    assert found.notes == ["Rows 2 and 3 fit one study and agree."]
+
+
+@pytest.mark.parametrize("second", [Label([3], "exam", "", 0, "train"), Label([3], "exam", "", 1, "test")])
+def test_rows_that_contradict_each_other_by_two_names_of_one_study_are_refused(second: Label) -> None:
+    with pytest.raises(InputError, match=r"^Rows 2 and 3 of the labels fit one study and contradict each other\."):
+        match_labels([source(1)], [Label([2], "pat1", "", 1, "train"), second])
+
+
+@pytest.mark.parametrize("study", ["pat1/exam", "PAT1\\EXAM", "./pat1//exam/", "pat1/e\u200bxam", "pat1/\uff45xam"])
+def test_forms_of_one_name(study: str) -> None:
+    assert list(match_labels([source(1)], [Label([2], tidy(study), "", 1, "train")]).of) == ["1.2.1"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("M\u00fcnster", "Mu\u0308nster"),  # composed, decomposed
+        ("Stra\u00dfe", "STRASSE"),
+        ("a b", "a\u00a0 b"),
+        ("a-1", "a\u20131"),
+        ("a-1", "a\u20111"),
+        ("\ufb01le", "file"),  # a ligature
+        ("a\ufeff", "\u200ea"),
+    ],
+)
+def test_unicode_forms_of_one_name(one: str, other: str) -> None:
+    assert tidy(one) == tidy(other)
+
+
+def test_names_that_differ_stay_different() -> None:
+    names = ["0012", "12", "12.0", "1.2e1", "a_b", "a-b", "ab", "a b", "a/b"]
+    assert len({tidy(name) for name in names}) == len(names)
+
+
+def windows(*paths: str) -> list[Label]:
+    return [Label([row], tidy(path), "", row % 2, "train") for row, path in enumerate(paths, 2)]
+
+
+@pytest.mark.parametrize("root", ["D:\\Export 2023\\", "\\\\server\\share\\", "/Volumes/disk/x/", "export/"])
+def test_folders_of_another_machine_are_matched_by_what_follows_their_common_one(root: str) -> None:
+    found = match_labels([source(1), source(2)], windows(f"{root}pat1\\exam", f"{root}pat2\\"))
+    assert {uid: entry.rows for uid, entry in found.of.items()} == {"1.2.1": [2], "1.2.2": [3]}
+    assert found.notes == ["The labels name folders of another machine: matched by their last parts."]
+
+
+def test_a_last_part_alone_matches_no_study_of_another_folder() -> None:
+    """``exam`` of patient 3 is not the exam of patient 1."""
+    found = match_labels([source(1), source(2)], windows("D:\\x\\pat3\\exam", "D:\\x\\pat2\\exam"))
+    assert list(found.of) == ["1.2.2"]
+    assert found.unused == [2]
+    with pytest.raises(StrangeLabelsError, match="None of the 2 rows"):
+        match_labels([source(1, folder="exam")], windows("D:\\x\\pat3\\exam", "D:\\x\\pat2\\exam"))
+
+
+def test_the_patient_of_a_row_tells_studies_of_one_name_apart_and_is_not_contradicted() -> None:
+    sources = [source(1, "A", "a/exam"), source(2, "B", "b/exam")]
+    found = match_labels(sources, [Label([2], "exam", "a", 1, "train"), Label([3], "a/exam", "b", 0, "train")])
+    assert {uid: entry.label for uid, entry in found.of.items()} == {"1.2.1": 1}
+    assert found.unused == [3]
+    assert "Row 3: its study is another patient's than the row says. Left out." in found.notes
+
+
+def test_a_patient_that_the_table_makes_two_of_is_said() -> None:
+    sources = [source(1, "A", "x/1"), source(2, "A", "x/2"), source(3, "B", "y/3")]
+    labels = [Label([row], f"1.2.{row}", f"q{row}", 1, "train") for row in (1, 2, 3)]
+    (note,) = match_labels(sources, labels).notes
+    assert note.startswith("1 patients, by number or folder of the exams, are several in the labels")
+
+
+def by_number(*numbers: str) -> list[StudySource]:
+    return [source(number, patient, f"scan{number}") for number, patient in enumerate(numbers, 1)]
+
+
+def of_patients(*numbers: str) -> list[Label]:
+    return [Label([row], "", tidy(number), 1, "train") for row, number in enumerate(numbers, 2)]
+
+
+@pytest.mark.parametrize(
+    ("exam", "cell", "cause"),
+    [
+        ("0012", "12", "differ from an exam's by leading zeros only"),
+        ("12", "12.0", "differ from an exam's only as a spreadsheet writes numbers"),
+        ("1000", "1,00E+03", "differ from an exam's only as a spreadsheet writes numbers"),
+        ("12345678901234567", "12345678901234500", "differ from an exam's only as a spreadsheet writes numbers"),
+        ("1.10", "1.1", "differ from an exam's only as a spreadsheet writes numbers"),
+        ("123456789012", "1.23E+11", "are in scientific notation"),
+        ("1-2", "02. Jan", "look like dates"),
+        ("1-2", "2024-01-02", "look like dates"),
+        ("a", "#NAME?", "are a spreadsheet's signs"),
+    ],
+)
+def test_what_a_spreadsheet_did_to_numbers_is_said_and_labels_nothing(exam: str, cell: str, cause: str) -> None:
+    with pytest.raises(StrangeLabelsError, match=rf"Rows 2: their names {re.escape(cause)}") as caught:
+        match_labels(by_number(exam), of_patients(cell))
+    assert cell not in str(caught.value)
+    found = match_labels(by_number(exam, "other"), of_patients(cell, "other"))
+    assert list(found.of) == ["1.2.2"]
+    assert any(cause in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("exams", "cells"),
+    [
+        (("0012", "12"), ("12",)),
+        (("0012", "12", "7"), ("12", "7")),
+        (("1.10", "1.1"), ("1.1",)),
+        (("12345678901234567", "12345678901234500"), ("12345678901234500",)),
+    ],
+)
+def test_a_number_that_could_mean_two_exams_is_refused(exams: tuple[str, ...], cells: tuple[str, ...]) -> None:
+    with pytest.raises(InputError, match=r"^Row 2 of the labels: its number fits one exam as it stands, and another"):
+        match_labels(by_number(*exams), of_patients(*cells))
+
+
+@pytest.mark.parametrize("cells", [("12", "0012"), ("12", "0345")])
+def test_numbers_with_their_zeros_show_that_the_column_is_a_text(cells: tuple[str, ...]) -> None:
+    found = match_labels(by_number("0012", "12", "0345"), of_patients(*cells))
+    assert [entry.patient for entry in found.of.values()] == list(cells)
+
+
+def test_the_number_of_a_study_that_could_be_another_s() -> None:
+    sources = [source(1, folder="0012"), source(2, folder="12")]
+    with pytest.raises(InputError, match="its number fits one exam as it stands"):
+        match_labels(sources, [Label([2], "12", "", 1, "train")])
+    sources = [source(1, folder="1/001"), source(2, folder="2/001")]  # the same session's number everywhere
+    assert list(match_labels(sources, [Label([2], "1", "", 1, "train")]).of) == ["1.2.1"]
+
+
+def test_labels_that_fit_no_exam_name_both_sides_apart_from_the_message() -> None:
+    with pytest.raises(
+        StrangeLabelsError, match=r"^None of the 5 rows of the labels fits one of the 2 exams\."
+    ) as caught:
+        match_labels([source(1), source(2)], [Label([i], f"Xa{i}", "", 1, "") for i in range(5)])
+    assert not re.search("xa[0-9]|pat[0-9]|exam/", str(caught.value), re.IGNORECASE)
+    assert caught.value.names == (
+        'The labels name: "Xa0", "Xa1", "Xa2" ....\n'
+        'The exams are called: "1.2.1" or "pat1/exam", "1.2.2" or "pat2/exam".'
+    )
 
 
 LESIONS = "ProxID,fid,ClinSig\nA,1,FALSE\nA,2,TRUE\nB,1,FALSE\n"
@@ -137,6 +278,13 @@ def test_words_and_patterns_of_the_rules(tmp_path: Path) -> None:
     assert [(one.label, one.side) for one in found] == [(1, "train"), (0, "test")]
 
 
+def test_a_word_that_means_both_is_refused(tmp_path: Path) -> None:
+    labels = {"positive": ["*Tumor*"], "negative": ["no tumor"]}
+    rules = load_cohort_rules(write_text(tmp_path / "r.json", {"labels": labels})).labels
+    with pytest.raises(InputError, match="row 3 has a label that the rules file lists as positive and as negative"):
+        read(tmp_path, "study,label\na,a TUMOR\nb,No tumor\n", rules)
+
+
 def test_an_empty_label_is_no_label(tmp_path: Path) -> None:
     (entry,) = read(tmp_path, "study,label\npat1,\n")
     assert entry.label is None
@@ -180,6 +328,31 @@ def test_too_few_patients_for_a_test_side_is_said() -> None:
     assert found.notes == ["Too few patients of one class for a test side: all studies are train."]
 
 
+def series_rule(**conditions: object) -> dict[str, object]:
+    return {"role": "t2", "reason": "x", "all": conditions}
+
+
+def test_an_entry_of_studies_that_means_no_study_or_several_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By its number: its name may identify a patient."""
+    entries = {name: {"t2": [4]} for name in ("other", "a/exam", "EXAM")}
+    rules = load_cohort_rules(write_text(tmp_path / "r.json", {"studies": entries}))
+    sources = [source(1, folder="a/exam"), source(2, folder="b/exam")]
+    order = Order(tmp_path / "in", tmp_path / "out")
+    with caplog.at_level("WARNING"):
+        make_plan(order, Inputs(rules, [], has_labels=False, found=Input("dicom", sources, {})), "salt")
+    assert caplog.messages == [
+        "Entry 1 under studies in the rules file fits no study and changes nothing.",
+        "Entry 3 under studies in the rules file fits 2 studies.",
+    ]
+
+
+def test_every_condition_has_its_kind_of_value(tmp_path: Path) -> None:
+    assert CONDITION_VALUES.keys() == CONDITIONS.keys()
+    assert load_cohort_rules(write_text(tmp_path / "r.json", load_rules())).series == load_rules()
+
+
 # --- The rules file -------------------------------------------------------------------------------------------------
 
 
@@ -202,15 +375,37 @@ def test_rules_default_extend_and_replace(tmp_path: Path) -> None:
         ({"layuot": "dicom"}, 'unknown field "layuot". Did you mean "layout"?'),
         ({"layout": "bids"}, 'unknown layout "bids"'),
         ({"files": {"t2w": "x"}}, 'unknown file role "t2w"'),
-        ({"files": {"t2": "("}}, "another kind of value"),
+        ({"files": {"t2": "("}}, "files, t2 is no regular expression (missing ), unterminated subpattern at"),
+        ({"files": {"t2": ["a", "b"]}}, "files, t2 must be a text, got a list. See docs/cohort.md."),
+        ({"layout": ["dicom"]}, "layout must be a text, got a list"),
         ({"studies": {"a": {"t3": [1]}}}, 'unknown role "t3"'),
-        ({"studies": {"a": 7}}, "another kind of value"),
+        ({"studies": {"a": 7}}, "an entry of studies must be an object, got 7"),
+        ({"studies": {"a": {"t2": 4}}}, "an entry of studies, t2 must be a list, got 4"),
+        (
+            {"studies": {"a": {"t2": ["4"]}}},
+            "an entry of studies, t2 must be a number without quotation marks, got a text",
+        ),
+        ({"labels": {"columns": {"label": "ClinSig"}}}, "labels, column label must be a list, got a text"),
+        ({"labels": {"positive": [1]}}, "every entry of labels, positive must be a text, got 1"),
+        ({"labels": {"sides": {"a": 1}}}, "labels, sides must be a text, got 1"),
+        ({"labels": []}, "labels must be an object, got a list"),
         ({"labels": {"positiv": ["1"]}}, 'unknown label field "positiv"'),
         ({"labels": {"columns": {"outcome": ["x"]}}}, 'unknown label column "outcome"'),
         ({"labels": {"several": "all"}}, 'unknown choice of several "all"'),
         ({"labels": {"splits": {"a": "b"}}}, 'unknown side of a split "b"'),
         ({"size": [0, 1, 1]}, "size must be three numbers above 0"),
-        ({"spacing": ["x", 1, 1]}, "another kind of value"),
+        ({"spacing": ["1", 1, 1]}, "spacing must be a number without quotation marks, got a text"),
+        ({"spacing": [float("nan"), 1, 1]}, "spacing must be a number without quotation marks, got nan"),
+        ({"size": [12.5, 12, 6]}, "size must be a whole number, got 12.5"),
+        ([series_rule(description=["a"])], "series rule 1, description must be a text, got a list"),
+        ([series_rule(description="(")], "series rule 1, description is no regular expression"),
+        ([series_rule(image_type="ADC")], "series rule 1, image_type must be a list, got a text"),
+        ([series_rule(b_above="5")], "series rule 1, b_above must be a number without quotation marks, got a text"),
+        ({"series": [series_rule(number=7)]}, "series rule 1, number must be a list, got 7"),
+        ({"series": [series_rule(nameless="yes")]}, "series rule 1, nameless must be true or false, got a text"),
+        ({"series": [series_rule(echo_time_within=[250, 60])]}, "must be two numbers, the lower one first, got a list"),
+        ({"series": [series_rule(slices_below=None)]}, "series rule 1, slices_below must be a number without"),
+        ({"series": {"role": "t2"}}, "series must be a list, got an object"),
         ({"series": [{"role": "t2"}]}, "every rule needs a role and a reason"),
         ({"series": [{"role": "t2", "reason": "x", "all": {"colour": 1}}]}, "unknown condition 'colour'"),
     ],

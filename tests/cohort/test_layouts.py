@@ -237,7 +237,7 @@ def test_a_table_of_paths_with_its_own_labels(tmp_path: Path) -> None:
         "A": ("", 1, "train", 0),
         "B": ("", 0, "test", 0),
         "C": ("missing_file", 0, "test", 1),
-        "D": ("no_diffusion", 0, "test", 0),
+        "D": ("", 0, "test", 0),  # without high b
     }
     assert rows["C"]["patient"] == rows["D"]["patient"] != rows["A"]["patient"]
 
@@ -311,7 +311,9 @@ def test_a_flat_picture_and_a_damaged_note_cost_no_other_file(tmp_path: Path) ->
     assert {name: Path(path).name for name, path in source.item.items()} == {
         "t2": "axial_tse.nii.gz", "adc": "adc.nii.gz", "hbv": "hbv.nii.gz",
     }  # fmt: skip
-    assert source.failed == {folder / "screen_tse.mha": "a picture of two dimensions"}
+    assert source.failed == {
+        folder / "screen_tse.mha": "Column t2: an image of 8 x 8 voxels; three dimensions are needed, or four"
+    }
 
 
 @pytest.mark.parametrize(

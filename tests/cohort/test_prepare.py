@@ -253,7 +253,9 @@ def test_dry_run_shows_roles_and_writes_nothing(export: Path, labels: Path, tmp_
     assert text.count("  takes T2 4; diffusion 6, 7; calculated b 9; ADC 8") == 9
     assert text.count("  fails, no_t2: ") == 1
     assert "1 rows of the labels have no study (rows 10)." in text
-    assert "patient" not in text.lower().replace("a patient with", "")
+    assert sorted(line.split("   in ")[1] for line in text.splitlines() if line.startswith("study ")) == sorted(
+        str(folder.relative_to(export)) for folder in export.glob("*/*") if folder.is_dir()
+    )
 
 
 def test_what_itk_refuses_goes_unregistered_or_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

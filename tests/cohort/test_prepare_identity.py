@@ -9,6 +9,7 @@ import pydicom
 import pytest
 from exams import GRID, dicom_exam, image_exam, scans, write_image, write_text
 from identity import DATE, MARK, NUMBER, UID, leaks, plant
+from programs import load_program
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,7 +30,7 @@ def test_no_identity_in_any_output_log_or_name(tmp_path: Path) -> None:
     (hidden / f"{MARK}.zip").write_bytes(b"PK\x03\x04")
     with pydicom.config.disable_value_validation():
         assert sum(1 for element in pydicom.dcmread(first) if MARK in str(element.value)) > 200
-    lines = [f"PatientID;label;Name\n{MARK};1;{MARK}\n{NUMBER}8;0;{MARK}\n"]
+    lines = [f"PatientID;label;Name\n{MARK};1;{MARK}\n{NUMBER}8;0;{MARK}\n{NUMBER};0;{MARK}\n"]
     labels = write_text(tmp_path / "labels.csv", "".join(lines))
     rules = write_text(tmp_path / "rules.json", GRID | {"studies": {f"in/{MARK}": {"t2": [4]}}})
     shared = ["--input", str(tmp_path / "in"), "--labels", str(labels), "--rules", str(rules)]
@@ -39,7 +40,7 @@ def test_no_identity_in_any_output_log_or_name(tmp_path: Path) -> None:
     assert "2 studies (layout dicom)" in shown[1].stdout
     shown += [run("--check", str(output)), run(*shared, "--output", str(output), "--strict", "--resume")]
     assert [one.returncode for one in shown[2:]] == [2, 2], shown[2].stdout
-    text = "".join(one.stdout + one.stderr for one in shown)
+    text = "".join(one.stdout + one.stderr for one in shown[1:])  # a dry run names folders, for its screen alone
     assert not [word for word in (MARK, DATE, NUMBER, UID) if word.lower() in text.lower()]
     assert leaks(output) == []
     assert leaks(tmp_path / "in") != []  # the test would see it
@@ -58,3 +59,20 @@ def test_no_identity_from_file_names_notes_or_damaged_images(tmp_path: Path) -> 
     assert found.returncode == 2, found.stderr
     assert MARK not in found.stdout + found.stderr
     assert leaks(output) == []
+
+
+def test_names_of_labels_that_fit_no_exam_reach_the_screen_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is written, and nothing asks for --resume afterwards."""
+    image_exam(tmp_path / "in" / f"{MARK}_1", 1, {name: f"{name}.nii.gz" for name in ("t2", "adc", "hbv")})
+    labels = write_text(tmp_path / "labels.csv", f"study;label\n{MARK}_2;1\n")
+    order = ["--input", str(tmp_path / "in"), "--labels", str(labels), "--output", str(tmp_path / "out")]
+    for more in ([], ["--dry-run"]):
+        assert load_program("prepare_cohort").main([*order, *more]) == 2
+        shown = capsys.readouterr()
+        assert "error: None of the 1 rows of the labels fits one of the 1 exams. Nothing was prepared." in shown.err
+        assert f'The labels name: "{MARK.lower()}_2".' in shown.err
+        assert f'The exams are called: "{MARK.lower()}_1".' in shown.err
+        assert MARK.lower() not in (shown.out + caplog.text).lower()
+        assert not (tmp_path / "out").exists()

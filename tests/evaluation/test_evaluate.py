@@ -97,7 +97,7 @@ def test_figures_equal_scikit_learn_s(files: Files, tmp_path: Path) -> None:
 def test_figures_without_intervals_are_the_same(files: Files, rule: FprRule) -> None:
     y, s = arrays(files[1], files[0])
     found = ranking_figures(y, s, tpr_rule=rule)
-    figures = performance_of(y, s, THRESHOLD, draws=100).figures
+    figures = performance_of(y, s, s >= THRESHOLD, draws=100).figures
     assert found.auc == figures["auc"].value
     assert found.fpr_at_tpr == {t: fpr_at_tpr(y, s, t / 100, rule=rule) for t in (98, 95, 92, 90)}
     assert found.fpr_at_fn == {k: figures[f"fpr_at_fn_{k}"].value for k in (0, 1, 2, 5)}
@@ -125,7 +125,7 @@ def test_intervals_are_a_stratified_bootstrap_of_scikit_learn_s_figures(files: F
 
 
 def test_a_proportion_of_one_has_an_honest_interval() -> None:
-    figures = performance_of([1] * 8 + [0] * 64, [0.9] * 8 + [0.1] * 64, 0.5, draws=100).figures
+    figures = performance_of([1] * 8 + [0] * 64, [0.9] * 8 + [0.1] * 64, [1] * 8 + [0] * 64, draws=100).figures
     assert figures["sensitivity"].value == 1
     assert figures["sensitivity"].low == pytest.approx(0.025 ** (1 / 8))
 
@@ -520,7 +520,7 @@ def test_all_problems_are_named_at_once(files: Files) -> None:
         (None, r"cannot be read \(No such file or directory\)\. Give the path of a CSV file"),
         (b"study,score\n", "has a header but no row below it"),
         (b"", "no column study, score. Its columns are: none"),
-        (b"\xff\xfe\x00", "no column study, score"),
+        (b"\xff\xfe\x00", "is no text in UTF-8, UTF-16 or Windows-1252, or is damaged"),
     ],
 )
 def test_files_that_are_no_tables(files: Files, tmp_path: Path, content: bytes | None, message: str) -> None:

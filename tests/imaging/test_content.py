@@ -11,7 +11,7 @@ from mri_alm.imaging.choose_series import build_diffusion, diffusion_sets
 from mri_alm.imaging.dicom_files import find_studies
 from mri_alm.imaging.diffusion import adc_unit
 from mri_alm.imaging.exam import load_images, read_series
-from mri_alm.imaging.map_kind import check_maps, looks_calculated, looks_like_adc, spread_growth
+from mri_alm.imaging.plausibility import check_maps, looks_calculated, looks_like_adc, spread_growth
 from mri_alm.imaging.series import group_series
 from mri_alm.phantom.study import HIGH_B, make_study
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import SimpleITK as sitk  # noqa: N813
-from dicom_writer import Scan, header
+from dicom_writer import Scan, add_private, header
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydicom.dataset import Dataset
@@ -23,9 +23,7 @@ def dataset(**elements):
 
 
 def private(tag, vr, value):
-    ds = Dataset()
-    ds.add_new(tag, vr, value)
-    return ds
+    return add_private(Dataset(), tag, vr, value)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from mri_alm.errors import StudyError
+from mri_alm.imaging.choose_series import infer_roles_from_voxels
 from mri_alm.imaging.dicom_files import find_studies
 from mri_alm.imaging.exam import read_study
-from mri_alm.imaging.map_kind import infer_roles_from_voxels
 from mri_alm.imaging.series import group_series
 from mri_alm.phantom.dicom import write_dicom_study
 from mri_alm.phantom.study import make_study

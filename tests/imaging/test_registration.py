@@ -10,7 +10,7 @@ import SimpleITK as sitk  # noqa: N813
 from mri_alm.errors import InputError
 from mri_alm.imaging.dicom_files import find_studies
 from mri_alm.imaging.exam import read_study
-from mri_alm.imaging.registration import common_grid, image_centre, register_rigid, resample
+from mri_alm.imaging.registration import common_grid, image_centre, onto_grid, register_rigid, resample, same_grid
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "prostate" / "prostatex"
 real = pytest.mark.skipif(not SHARED.exists(), reason="needs the public DICOM files of ../shared")
@@ -146,6 +146,56 @@ def test_bspline_stays_in_the_images_range_and_equals_a_whole_image_spline():
     assert values.min() <= result.min()
     assert result.max() <= values.max()
     np.testing.assert_allclose(result, np.clip(whole, values.min(), values.max()), atol=0.5)
+
+
+def test_nothing_is_interpolated_onto_its_own_grid():
+    grid = common_grid(T2, spacing_mm=T2.GetSpacing(), size=T2.GetSize())
+    grid.SetOrigin(np.add(grid.GetOrigin(), 5e-4).tolist())  # less than a thousandth of a voxel
+    assert same_grid(T2, grid)
+    result, coverage = resample(T2, grid, interpolator=sitk.sitkBSpline)
+    assert np.array_equal(sitk.GetArrayFromImage(result), sitk.GetArrayFromImage(T2))
+    assert sitk.GetArrayFromImage(coverage).all()
+    assert result.GetOrigin() == grid.GetOrigin()
+    grid.SetOrigin(np.add(grid.GetOrigin(), 0.01).tolist())
+    assert not same_grid(T2, grid)
+    assert not same_grid(T2, T2[:, :, 1:])
+
+
+def test_the_border_of_the_data_counts_as_outside_whichever_way_rounding_goes():
+    """A grid between the slices of an image of the same thickness: its outermost planes lie on the border exactly."""
+    image = scene((40, 40, 9), (2.0, 2.0, 3.0), T2_LEVELS)
+    covered = []
+    for nudge in (-1e-9, 0.0, 1e-9):
+        grid = common_grid(image, spacing_mm=(2.0, 2.0, 3.0), size=(20, 20, 12))
+        grid.SetOrigin(np.add(grid.GetOrigin(), nudge).tolist())
+        covered.append(sitk.GetArrayFromImage(resample(image, grid)[1]).all(axis=(1, 2)).tolist())
+    assert covered == [[False] * 2 + [True] * 8 + [False] * 2] * 3
+
+
+def test_no_voxel_that_is_no_number_has_a_part_in_a_valid_one():
+    adc = moved_adc(0.0, (0.0, 0.0, 0.0))
+    inside = np.ones(adc.GetSize()[::-1], np.uint8)
+    inside[12, 42, 42] = 0
+    mask = sitk.GetImageFromArray(inside)
+    mask.CopyInformation(adc)
+    spoilt = sitk.GetArrayFromImage(adc)
+    spoilt[12, 42, 42] = 1e6
+    spoilt = sitk.GetImageFromArray(spoilt)
+    spoilt.CopyInformation(adc)
+    settings = {"spacing": (1.5, 1.5, 3.0), "size": (60, 60, 20), "register": False}
+    sound, _ = onto_grid({"t2": T2, "adc": adc, "hbv": adc}, {"warnings": []}, **settings)
+    found, _ = onto_grid({"t2": T2, "adc": spoilt, "hbv": adc, "adc_valid": mask}, {"warnings": []}, **settings)
+    valid = sitk.GetArrayFromImage(found["valid"]) > 0
+    assert 0 < (~valid).sum() < 40
+    np.testing.assert_array_equal(*(sitk.GetArrayFromImage(one["adc"])[valid] for one in (found, sound)))
+
+
+def test_high_b_that_reaches_less_far_than_adc_makes_the_mask():
+    adc = moved_adc(0.0, (0.0, 0.0, 0.0))
+    images = {"t2": T2, "adc": adc, "hbv": adc[:, :, :20]}
+    found, _ = onto_grid(images, {"warnings": []}, spacing=(2.0, 2.0, 3.0), size=(40, 40, 24), register=False)
+    planes = sitk.GetArrayFromImage(found["valid"]).all(axis=(1, 2))
+    assert planes.tolist() == [True] * 20 + [False] * 4
 
 
 def test_coverage_marks_what_the_diffusion_does_not_reach():

@@ -213,6 +213,7 @@ def test_real_jpeg_2000(tmp_path):
 def test_a_missing_decoder_names_the_extra(tmp_path, monkeypatch):
     class Missing:
         is_available = False
+        missing_dependencies = ("gdcm - requires gdcm>=3.0.10",)
 
     write(tmp_path, T2, LOW, HIGH, ADC)
     compress(tmp_path)

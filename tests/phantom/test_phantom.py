@@ -309,7 +309,8 @@ def cohort(tmp_path_factory):
 def test_manifest_names_files_that_hold_the_study(cohort):
     with (cohort / "manifest.csv").open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream))
-    assert list(rows[0]) == ["study", "patient", "label", "side", "t2", "adc", "hbv"]
+    assert list(rows[0]) == ["study", "patient", "label", "side", "t2", "adc", "hbv", "vendor"]
+    assert {row["vendor"] for row in rows} == {"mri-alm"}
     assert [row["side"] for row in rows] == ["train"] * 3 + ["test"] * 2
     assert len({row["patient"] for row in rows}) == 5
     study = make_study(1, int(rows[1]["label"]))
@@ -430,7 +431,7 @@ def test_a_dicom_cohort_has_one_folder_per_study(tmp_path, monkeypatch):
     manifest = make_cohort(tmp_path, train=2, test=2, form="dicom")
     with manifest.open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream))
-    assert list(rows[0]) == ["study", "patient", "label", "side", "dicom"]
+    assert list(rows[0]) == ["study", "patient", "label", "side", "dicom", "vendor"]
     assert all(len(list((tmp_path / row["dicom"]).rglob("*.dcm"))) > 100 for row in rows)
 
 

@@ -23,7 +23,6 @@ from mri_alm.errors import InputError
 from mri_alm.imaging.image_file import write_nifti
 from mri_alm.runtime.atomic import write_atomically
 from mri_alm.runtime.files import DamagedFileError, read_json, sha256, write_bytes, write_json
-from mri_alm.runtime.pseudonyms import secret_of
 from mri_alm.runtime.tables import write_csv
 
 
@@ -293,11 +292,3 @@ def test_a_nifti_file_that_itk_cut_short_in_silence_is_noticed(tmp_path: Path, m
     with pytest.raises(InputError, match=r"Cannot write .*a\.nii\.gz: No space left on device"):
         write_nifti(tmp_path / "a.nii.gz", sitk.Image(4, 5, 6, sitk.sitkFloat32))
     assert names(tmp_path) == []
-
-
-def test_a_secret_is_made_once_and_hidden_from_others(tmp_path: Path) -> None:
-    first = secret_of(tmp_path / "cohort")
-    assert re.fullmatch("[0-9a-f]{32}", first)
-    assert secret_of(tmp_path / "cohort") == first
-    assert secret_of(tmp_path / "other") != first
-    assert (tmp_path / "cohort" / "salt").stat().st_mode & 0o777 == 0o600

@@ -109,3 +109,19 @@ def test_a_file_system_without_locks_is_said(
     with exclusive_lock(tmp_path / ".lock"):
         pass
     assert f"{tmp_path} is on a file system without locks: see to it that one process uses it." in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["link", "hard link", "pipe", "folder"])
+def test_what_only_has_a_locks_name_is_refused_and_stays_as_it_is(tmp_path: Path, kind: str) -> None:
+    """A sender's folder could name a file of the user, which the lock would overwrite."""
+    lock, precious = tmp_path / "run" / ".lock", tmp_path / "precious"
+    precious.write_text("precious")
+    lock.parent.mkdir()
+    make = {"link": lambda: lock.symlink_to(precious), "hard link": lambda: lock.hardlink_to(precious)}
+    make |= {"pipe": lambda: os.mkfifo(lock), "folder": lock.mkdir}
+    make[kind]()
+    reason = "Is a directory" if kind == "folder" else "it is a link, or no plain file"
+    with pytest.raises(InputError, match=rf"^Cannot write {re.escape(str(lock))}: {reason}\. Choose another folder\.$"):
+        exclusive_lock(lock).__enter__()
+    assert precious.read_text() == "precious"
+    assert os.path.lexists(lock)

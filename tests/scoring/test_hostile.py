@@ -257,7 +257,7 @@ def test_a_gzip_bomb_behind_an_honest_header_is_not_unpacked(tmp_path: Path) -> 
             bomb.write(zeros)
     assert (tmp_path / "bomb.nii.gz").stat().st_size < 1 << 22
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    np.testing.assert_array_equal(sitk.GetArrayFromImage(read_image(tmp_path / "bomb.nii.gz", "t2")), VOXELS)
+    refused(tmp_path / "bomb.nii.gz")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
 
 

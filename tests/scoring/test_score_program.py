@@ -3,7 +3,9 @@
 import ast
 import json
 import logging
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +25,7 @@ from mri_alm.bundle.trained_run import TrainedRun
 from mri_alm.errors import InputError
 from mri_alm.phantom.cohort import PhantomRow, write_cohort
 from mri_alm.phantom.study import make_study
+from mri_alm.runtime.pseudonyms import study_key
 from mri_alm.scoring.new_exams import operating_point
 
 Program = Callable[..., int]
@@ -46,11 +49,12 @@ def exams(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(trained: Path, tmp_path: Path) -> Path:
-    """A finished run of one's own: scoring writes its salt into it."""
-    copy = Path(shutil.copytree(trained, tmp_path / "run"))
-    (copy / "salt").write_text("a fixed secret")
-    return copy
+def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A finished run of one's own, and a secret of one's own for the keys."""
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "salt").write_text("a fixed secret")
+    monkeypatch.setenv("MRI_ALM_STATE", str(tmp_path / "state"))
+    return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
 @pytest.fixture
@@ -134,6 +138,44 @@ def test_all_outputs_of_a_folder_with_a_failing_exam(
             assert secret not in content, path.name
 
 
+def test_a_report_that_cannot_be_made_costs_its_row_a_warning_and_keys_lead_back(
+    run: Path, exams: Path, tmp_path: Path, score: Program, no_pictures: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise KeyError("Doe")
+
+    monkeypatch.setattr("mri_alm.scoring.new_exams.structured_report", broken)
+    output, keys = tmp_path / "out", tmp_path / "keys.csv"
+    assert score(*arguments(run, exams, output), "--sr", "--key-file", keys) == 2
+    rows = read_rows(output / "scores.csv")
+    said = "No structured report: an error that nobody foresaw (KeyError); please report it with "
+    assert sorted(said in row["warnings"] for row in rows) == [False, True, True]  # one has no diffusion
+    folders = {row["study"]: row["folder"] for row in read_rows(keys)}
+    assert folders.keys() == {row["study"] for row in rows}
+    assert sorted(folders.values()) == sorted(map(str, exams.iterdir()))
+    assert all(row["study"] == study_key(row["name"], "a fixed secret") for row in read_rows(keys))
+
+
+@pytest.mark.slow
+def test_an_exam_has_one_key_in_both_programs(run: Path, exams: Path, tmp_path: Path) -> None:
+    """From the shell, as a user would; the console can print ASCII only."""
+    environment = os.environ | {"PYTHONIOENCODING": "ascii", "MRI_ALM_STATE": str(tmp_path / "Zürich")}
+    place = shutil.copytree(exams, tmp_path / "Zürich_日本")
+    for program, words in (("prepare_cohort", ["--workers", 2]), ("score", ["--model", run])):
+        output = tmp_path / "Zürich" / program
+        command = [sys.executable, f"pipelines/{program}.py", "--input", place, "--output", output, *words]
+        done = subprocess.run([*map(str, command)], cwd=ROOT, env=environment, capture_output=True, check=False)
+        assert done.returncode == 2, done.stderr  # one exam has no diffusion
+        assert b"Z\\xfcrich" in done.stdout
+        assert b"Traceback" not in done.stderr
+    prepared = {
+        row["study"]: row["status"] for row in read_rows(tmp_path / "Zürich" / "prepare_cohort" / "manifest.csv")
+    }
+    scored = {row["study"]: row["score"] for row in read_rows(tmp_path / "Zürich" / "score" / "scores.csv")}
+    assert prepared.keys() == scored.keys()
+    assert [prepared[key] == "failed" for key in prepared] == [scored[key] == "" for key in prepared]
+
+
 def test_order_depends_neither_on_folders_nor_on_threads(
     run: Path, exams: Path, tmp_path: Path, score: Program, no_pictures: None
 ) -> None:
@@ -199,7 +241,7 @@ def test_alpha_and_eps_reach_the_threshold(
         ),
         (["--explain", -1], "--explain must be 0 or more, got -1."),
         (["--sr"], "--sr refers to DICOM images, and"),
-        (["--key-file", "keys.csv"], "--key-file is for a folder of DICOM: a manifest names its studies itself."),
+        (["--key-file", "keys.csv"], "--key-file is for exams that get keys: a manifest names its studies itself."),
         (["--calibration", "scores.csv"], "--calibration needs --labels: a CSV with columns study and label"),
         (["--calibration", "nowhere.csv", "--labels", "nowhere.csv"], "nowhere.csv: cannot be read"),
         (["--threads", 0], "threads must be a whole number from 1 to 1024, got 0."),

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from monai.bundle import ConfigWorkflow
-from small_cohort import COLUMNS, read_rows, write_manifest
+from small_cohort import COHORT_COLUMNS, read_rows, write_manifest
 
 from mri_alm.bundle.trained_run import TrainedRun, collect
+from mri_alm.errors import InputError
+from mri_alm.imaging.exam import load_images
 from mri_alm.metrics.threshold import neyman_pearson_rank
 from mri_alm.scoring.new_exams import operating_point
 
@@ -18,7 +20,10 @@ from mri_alm.scoring.new_exams import operating_point
 def some(manifest: Path, folder: Path) -> Path:
     """A manifest of the last four exams, as each takes a picture."""
     rows = [
-        [str(manifest.parent / row[column]) if column in ("t2", "adc", "hbv") else row[column] for column in COLUMNS]
+        [
+            str(manifest.parent / row[column]) if column in ("t2", "adc", "hbv") else row[column]
+            for column in COHORT_COLUMNS
+        ]
         for row in read_rows(manifest)[-4:]
     ]
     folder.mkdir(exist_ok=True)
@@ -65,6 +70,78 @@ def test_an_exam_that_the_network_gives_no_number_for_is_not_scored(
     assert [row["score"] == "" for row in rows] == [False, True, False, False]
     assert "NOT SCORED (no_score)" in rows[1]["warnings"]
     assert not (tmp_path / f"{rows[1]['study']}.png").exists()
+
+
+def test_an_exam_that_no_network_takes_costs_the_others_nothing(
+    manifest: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All four are one batch: when it fails, each is scored alone."""
+    expected = read_rows(trained / "scores.csv")[-4:]
+    bad = expected[1]["study"]
+
+    def odd(evaluator: Any) -> Any:
+        if bad in [item["study"] for item in evaluator.data_loader.dataset.data]:
+            raise RuntimeError("Mueller/1977")
+        return collect(evaluator)
+
+    monkeypatch.setattr("mri_alm.scoring.new_exams.collect", odd)
+    output = score(trained, manifest, tmp_path / "odd")
+    rows = read_rows(output / "scores.csv")
+    assert [row["study"] for row in rows] == [row["study"] for row in expected]
+    assert "NOT SCORED (unexpected)" in rows[1]["warnings"]
+    for number in (0, 2, 3):
+        assert float(rows[number]["logit"]) == pytest.approx(float(expected[number]["logit"]), abs=1e-5)
+        assert (output / f"{rows[number]['study']}.png").is_file()
+    assert "builtins.RuntimeError" in (output / f"{bad}_bug_report.txt").read_text()
+    assert json.loads((output / "report.json").read_text())["studies"].keys() == {row["study"] for row in rows}
+    assert not [path for path in output.iterdir() if path.is_file() and b"Mueller" in path.read_bytes()]
+
+
+def test_an_exam_that_cannot_be_prepared_costs_the_others_nothing(
+    manifest: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = [IndexError("Mueller/1977"), InputError("/data/Mueller/1977: the folder is empty."), MemoryError()]
+    of = dict(zip([row["study"] for row in read_rows(manifest)[-4:-1]], errors, strict=True))
+
+    def failing(item: Any) -> Any:
+        if error := of.get(item["study"]):
+            raise error
+        return load_images(item)
+
+    monkeypatch.setattr("mri_alm.bundle.transforms.load_images", failing)
+    rows = read_rows(score(trained, manifest, tmp_path) / "scores.csv")
+    for row, code in zip(rows[:3], ("unexpected", "unreadable", "memory"), strict=True):
+        assert f"NOT SCORED ({code})" in row["warnings"]
+    assert rows[3]["score"]
+    assert [path.name for path in tmp_path.glob("*_bug_report.txt")] == [f"{rows[0]['study']}_bug_report.txt"]
+    assert "Mueller" not in (tmp_path / "scores.csv").read_text()
+
+
+def broken(*_: Any, **__: Any) -> None:
+    raise KeyError("Mueller/1977")
+
+
+def test_a_picture_that_cannot_be_made_costs_neither_score_nor_run(
+    manifest: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = read_rows(manifest)[-3]["study"]
+
+    def picture(_: Any, __: Any, title: str) -> bytes:
+        if bad in title:
+            raise TypeError("Mueller/1977")
+        return b""
+
+    monkeypatch.setattr("mri_alm.scoring.new_exams.study_picture", picture)
+    monkeypatch.setattr("mri_alm.scoring.new_exams.write_explanations", broken)
+    rows = read_rows(score(trained, manifest, tmp_path, explain=1) / "scores.csv")
+    said = f"No picture: an error that nobody foresaw (TypeError); please report it with {bad}_bug_report.txt."
+    assert [said in row["warnings"] for row in rows] == [False, True, False, False]
+    assert all(row["score"] for row in rows)
+    assert {path.name for path in tmp_path.glob("*.png")} == {f"{row['study']}.png" for row in rows} - {f"{bad}.png"}
+    assert {path.name for path in tmp_path.glob("*_report.txt")} == {
+        f"{bad}_bug_report.txt", "explanations_bug_report.txt",
+    }  # fmt: skip
+    assert "explanations" not in json.loads((tmp_path / "report.json").read_text())
 
 
 def test_a_calibration_cohort_gives_an_exact_threshold(manifest: Path, trained: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from mri_alm.scoring.structured_report import SCHEME, structured_report
 SALT = "a fixed secret"
 ROW: dict[str, Any] = {
     "study": "0123456789abcdef", "logit": -0.4, "score": 0.4012345678901, "spread": 0.25, "threshold": 0.3,
-    "dce_needed": 1, "warnings": "Two axial T2.",
+    "dce_needed": 1, "warnings": "Two axial T2.", "quality": "meets", "model_note": "trained on synthetic exams",
 }  # fmt: skip
 POINT = fixed_fn_threshold([1, 1, 0, 0], [0.3, 0.6, 0.1, 0.4], 0)
 CHECKPOINTS = {"split_0": "ab" * 32, "split_1": "cd" * 32}
@@ -86,6 +86,8 @@ def test_measurements_and_finding_read_back(exam: tuple[StudyFiles, dict[str, An
     assert any("Research use only. Not a medical device." in text for text in comments)
     assert POINT.in_words() in comments
     assert "Two axial T2." in comments
+    assert "The model was trained on synthetic exams." in comments
+    assert "Quality by headers and geometry: meets." in comments
     assert values(pydicom.dcmread(written(exam, tmp_path / "no.dcm", dce_needed=0)))["DCE_NEEDED"] == "No"
 
 

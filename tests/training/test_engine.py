@@ -294,3 +294,18 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path, wrong: str) -
     save_tensors(tmp_path / "last.pt", state)
     with pytest.raises(InputError, match=r"last\.pt is no checkpoint of this network\. Restore it, or choose"):
         training(tmp_path, 0.6)
+
+
+def test_a_training_that_diverges_says_so_and_keeps_what_was_finished(tmp_path: Path) -> None:
+    """No study is at fault, so none is asked to be left out."""
+    trainer, end = training(tmp_path, 0.6, 0.8)
+
+    @trainer.on(Events.EPOCH_STARTED(once=2))  # type: ignore[untyped-decorator]
+    def diverge() -> None:
+        end.parts["model"].linear.weight.data.fill_(math.nan)
+
+    said = rf"^Training diverged in epoch 2 of {re.escape(str(tmp_path))}: scores nan\. No study is at fault\. "
+    with pytest.raises(InputError, match=said + r"Lower --learning_rate \(now 0\.05\), --mu0 or --mu_cap"):
+        trainer.run()
+    assert [epoch["epoch"] for epoch in load_tensors(tmp_path / "last.pt")["history"]] == [1]
+    assert training(tmp_path, 0.6, 0.8)[0].state.epoch == 1

@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy.special import expit
 from sklearn.metrics import roc_auc_score, roc_curve
-from small_cohort import COLUMNS, SETTINGS, read_rows, snapshot, train, write_cohort, write_manifest
+from small_cohort import COHORT_COLUMNS, SETTINGS, read_rows, snapshot, train, write_cohort, write_manifest
 
 import mri_alm.training.run
 from mri_alm.bundle.checkpoints import load_tensors, save_tensors
@@ -47,6 +47,7 @@ def test_files_of_a_run(trained: Path) -> None:
     names = {path.name for path in trained.iterdir()}
     assert names == {
         "config.json", "splits.csv", "heldout.csv", "threshold.json", "scores.csv", "metrics.json", "report.html",
+        "protocol.json",
         *(f"split_{k}" for k in SPLITS),
     }  # fmt: skip
     for k in SPLITS:
@@ -70,10 +71,11 @@ def test_test_patients_are_in_no_split_and_no_patient_on_two_sides(manifest: Pat
 
 def test_scores_have_the_promised_columns_and_one_row_per_test_exam(manifest: Path, trained: Path) -> None:
     header, *rows = csv.reader((trained / "scores.csv").read_text().splitlines())
-    assert header == ["study", "logit", "score", "spread", "threshold", "dce_needed", "warnings"]
+    assert header[:7] == ["study", "logit", "score", "spread", "threshold", "dce_needed", "warnings"]
+    assert header[7:] == ["quality", "model_note"]
     assert [row[0] for row in rows] == [row["study"] for row in read_rows(manifest) if row["side"] == "test"]
     threshold = load(trained / "threshold.json")["threshold"]
-    for _, logit, score, spread, tau, needed, _ in rows:
+    for _, logit, score, spread, tau, needed, *_ in rows:
         assert float(score) == pytest.approx(1 / (1 + np.exp(-float(logit))))
         assert float(tau) == threshold
         assert needed == str(int(float(score) >= threshold))
@@ -174,7 +176,7 @@ def test_test_labels_do_not_move_the_threshold(manifest: Path, run: Path, tmp_pa
             row[column] = str(manifest.parent / row[column])
         if row["side"] == "test":
             row["label"] = str(1 - int(row["label"]))
-    other = write_manifest(tmp_path / "manifest.csv", [[row[c] for c in COLUMNS] for row in rows])
+    other = write_manifest(tmp_path / "manifest.csv", [[row[c] for c in COHORT_COLUMNS] for row in rows])
     config = (run / "config.json").read_text().replace(json.dumps(str(manifest)), json.dumps(str(other)))
     (run / "config.json").write_text(config)
     before = {name: (run / name).read_bytes() for name in ("threshold.json", "scores.csv", "heldout.csv")}
@@ -254,7 +256,7 @@ def changed_cohort(manifest: Path, folder: Path, change: Callable[[list[dict[str
     target = Path(shutil.copytree(manifest.parent, folder, ignore=shutil.ignore_patterns("cache"))) / "manifest.csv"
     rows = read_rows(target)
     change(rows)
-    return write_manifest(target, [[row[c] for c in COLUMNS] for row in rows])
+    return write_manifest(target, [[row[c] for c in COHORT_COLUMNS] for row in rows])
 
 
 def swap_two_labels(rows: list[dict[str, str]]) -> None:
@@ -407,7 +409,7 @@ def test_the_threshold_counts_patients(manifest: Path, tmp_path: Path) -> None:
     training = [row for row in rows if row["side"] == "train"]
     for number, row in enumerate(training):
         row["patient"] = f"P{number // 6}{number % 3}"  # exams 0 and 3, 1 and 4, ...: equal labels
-    twice = write_manifest(tmp_path / "manifest.csv", [[row[c] for c in COLUMNS] for row in rows])
+    twice = write_manifest(tmp_path / "manifest.csv", [[row[c] for c in COHORT_COLUMNS] for row in rows])
     run = train(twice, tmp_path / "run", splits=3, max_epochs=1, max_fn=1, allow_outside_paths=True)
     patient = {row["study"]: row["patient"] for row in rows}
     held_out = read_rows(run / "heldout.csv")

@@ -1,0 +1,282 @@
+"""What voxels tell that headers cannot: whether an exam's numbers can be true, and what kind of map an image is.
+
+Headers lose a scale or carry another image's b-value, and nothing in the file shows it; the voxels of a pelvis do: ADC
+lies within tissue's range, the scanner's map fits its images, repeats are alike. Words and column names can be wrong or
+absent, too. The two maps of an exam differ in their noise: a signal varies more where it is larger, while an ADC map, a
+ratio of signals, varies most where the signal is small and its own value means little. The rank correlation between
+local mean and local spread tells that without any unit, scale or b-value, and without knowing where the bladder is.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+import SimpleITK as sitk  # noqa: N813
+from numpy.typing import NDArray
+from scipy.ndimage import minimum_filter, uniform_filter
+from scipy.stats import spearmanr
+
+from mri_alm.errors import StudyError
+from mri_alm.imaging.diffusion import adc_unit, fit_adc
+
+# Tissue median in 1e-6 mm2/s: 1,250 to 1,390 on three ProstateX exams, 1,340 to 1,470 on phantoms. Outside POSSIBLE
+# no pelvis lies, whatever the scanner; outside USUAL something should be looked at; TYPICAL tells which of two is off.
+POSSIBLE = 300.0, 4000.0
+USUAL = 600.0, 2300.0
+TYPICAL = 1300.0
+IMPOSSIBLE = 10000.0  # water at 37 degrees has 3,000, noise rarely three times as much
+# The scanner's map over the fitted one: 0.96 to 0.97 on the three exams (rank correlation 0.995 and more), 1.2 where
+# a b of 1,400 counts in one of them only. A lost scale is further off, and a map of other images is not like the fit.
+MAP_OVER_FIT = 0.6, 1.6
+MAP_LIKE_FIT = 0.7
+FASTEST = 3.5e-3  # mm2/s; water at 37 degrees has 3.0e-3
+RISE = 1.05  # signal at a b-value over that at a lower one; 0.46 to 0.80 on the exams
+BEND = 0.3  # of a b's log signal from the straight line; kurtosis bends b = 100, 500, 1400 by 0.15
+# Repeats and directions of one b: signals of tissue differ by up to 1.6 along and across its fibres at b = 1,500.
+REPEATS_RATIO = 2.0
+REPEATS_LIKE = 0.3
+TISSUE = 0.1  # of the brightest (99 %) low-b signal; below it lie air, bone and gas
+MAX_CUT_OFF = 0.05  # of the middle may have the highest value: in a whole image one of thousands has
+MIN_TISSUE = 200  # voxels; over fewer nothing is judged
+
+KIND_FIELD_MM = 120.0  # about the centre; further out there is air, and the fat of the body wall
+WINDOW_MM = 6.0
+MIN_VOXELS = 5000  # a correlation over fewer is too uncertain; exams have 20,000 and more
+# Growth of the high-b image minus growth of the ADC map, see docs/ingest.md: 0.05 and more in 1,200 pairs of 100
+# phantoms, 0.20 and more in 36 of three ProstateX exams. Exchanged, a pair has the negative value.
+SWAPPED = -0.1
+# ADC maps had a growth of -0.25 to 0.32, signals at b = 400 and above 0.47 to 0.77 (200 phantoms, three exams).
+ADC_GROWTH = 0.4
+# Median deviation from the decay fitted to the acquired b-values: calculated 0.03 to 0.06, acquired 0.10 and more.
+CALCULATED = 0.08
+
+
+def central_field(image: sitk.Image) -> NDArray[np.float64]:
+    """The middle half in plane of every slice (slices, rows, columns), voxels that are no numbers as zeros."""
+    volume = sitk.GetArrayViewFromImage(image).astype(np.float64)
+    rows, columns = (slice(n // 4, n - n // 4) for n in volume.shape[1:])
+    return np.nan_to_num(volume[:, rows, columns], posinf=0.0, neginf=0.0)
+
+
+def tissue_of(low: sitk.Image) -> NDArray[np.bool_]:
+    """Where the central field of the image at the lowest b is no air."""
+    field = central_field(low)
+    return field > TISSUE * np.percentile(field, 99)
+
+
+def check_adc(adc: sitk.Image, name: str, warnings: list[str]) -> None:
+    """Refuse an ADC map in 1e-6 mm2/s that no pelvis has, and warn of an unusual one.
+
+    Raises:
+        StudyError: ``adc_implausible``.
+    """
+    field = central_field(adc)
+    median = float(np.median(field[field > 0])) if (field > 0).any() else 0.0
+    text = f"{name} has a median of {median:.0f}e-6 mm2/s in the middle of the image"
+    if not POSSIBLE[0] <= median <= POSSIBLE[1]:
+        raise StudyError(
+            "adc_implausible", f"{text}; tissue has 300 to 4000. Check the b-values and scales in the headers."
+        )
+    if (beyond := float((field[field > 0] > IMPOSSIBLE).mean())) > 0.002:
+        warnings.append(
+            f"{name}: {beyond:.1%} of the voxels in the middle are above {IMPOSSIBLE:g}e-6 mm2/s, which no fluid has: "
+            "numbers may have lost their sign or their scale."
+        )
+    if not USUAL[0] <= median <= USUAL[1]:
+        warnings.append(f"{text}; tissue usually has {USUAL[0]:g} to {USUAL[1]:g}. Check its scale and the b-values.")
+
+
+def check_decay(dwi: Mapping[float, sitk.Image], name: str, warnings: list[str]) -> None:
+    """Refuse images whose signal does not fall as b rises: b-values or images were exchanged, or a scale was lost.
+
+    Args:
+        dwi: b in s/mm2 -> image on one grid.
+        name: What messages call the images.
+        warnings: Gets a sentence where one b-value lies off the line of the others.
+
+    Raises:
+        StudyError: ``b_implausible``.
+    """
+    b = sorted(dwi)
+    tissue = tissue_of(dwi[b[0]]) if b else np.zeros(0, bool)
+    if len(b) < 2 or tissue.sum() < MIN_TISSUE:
+        return
+    logs = np.log(np.maximum(np.stack([central_field(dwi[value])[tissue] for value in b]), 1e-6))
+    for n, (low, high) in enumerate(pairwise(b)):
+        ratio = float(np.exp(np.median(logs[n + 1] - logs[n])))
+        if high - low >= 50 and not np.exp(-FASTEST * (high - low)) * 0.9 < ratio < RISE:
+            raise StudyError(
+                "b_implausible",
+                f"{name}: the signal at b = {high:g} is {ratio:.2f} times that at b = {low:g}. Diffusion lowers it, "
+                "but not more than in water. b-values or images were exchanged, or a scale was lost. Export again.",
+            )
+    if len(b) > 2:
+        design = np.stack([np.ones(len(b)), -np.array(b)], axis=1)
+        rest = np.median(logs - design @ np.linalg.lstsq(design, logs, rcond=None)[0], axis=1)
+        if abs(rest[worst := int(np.argmax(np.abs(rest)))]) > BEND:
+            warnings.append(
+                f"{name}: b = {b[worst]:g} lies {np.exp(rest[worst]):.2f} times off the decay of the other b-values: "
+                "its b-value or its scale may be wrong."
+            )
+
+
+def scanner_map_holds(adc: sitk.Image, fit: sitk.Image, low: sitk.Image) -> str:
+    """Why a scanner's ADC map and the fit to its images contradict one another; empty where they agree.
+
+    Args:
+        adc: The scanner's, in 1e-6 mm2/s.
+        fit: The fitted one, on the same grid.
+        low: The image at the lowest b.
+    """
+    mine, fitted = central_field(adc), central_field(fit)
+    both = tissue_of(low) & (mine > 0) & (fitted > 0)
+    if both.sum() < MIN_TISSUE:
+        return ""
+    ratio = float(np.median(mine[both] / fitted[both]))
+    alike = float(spearmanr(mine[both], fitted[both]).statistic) if np.ptp(mine[both]) and np.ptp(fitted[both]) else 0.0
+    if MAP_OVER_FIT[0] <= ratio <= MAP_OVER_FIT[1] and alike >= MAP_LIKE_FIT:
+        return ""
+    return f"median {ratio:.2g} times the fitted one's, rank correlation {alike:.2f}"
+
+
+def more_typical(one: sitk.Image, other: sitk.Image) -> bool:
+    """Whether the first of two ADC maps in 1e-6 mm2/s is nearer to what tissue has."""
+    first, second = (np.median(field[field > 0]) for field in map(central_field, (one, other)))
+    return bool(abs(np.log(first / TYPICAL)) < abs(np.log(second / TYPICAL)))
+
+
+def check_repeats(volumes: Sequence[sitk.Image], name: str) -> None:
+    """Refuse volumes that are to be averaged as one b-value and differ as no repeats or directions of tissue do.
+
+    Args:
+        volumes: Two or more on one grid.
+        name: What the message calls them.
+
+    Raises:
+        StudyError: ``volumes_differ``.
+    """
+    fields = np.stack([central_field(one) for one in volumes])
+    middle = np.median(fields, axis=0)
+    tissue = middle > TISSUE * np.percentile(middle, 99)
+    if tissue.sum() < MIN_TISSUE:
+        return
+    for number, field in enumerate(fields, 1):
+        others = np.median(np.delete(fields, number - 1, axis=0), axis=0)[tissue]
+        own = field[tissue]
+        ratio = (np.median(own) + 1e-6) / (np.median(others) + 1e-6)
+        alike = 1.0 if np.ptp(own) == 0 == np.ptp(others) else spearmanr(own, others).statistic
+        if not 1 / REPEATS_RATIO < ratio < REPEATS_RATIO or not alike > REPEATS_LIKE:
+            raise StudyError(
+                "volumes_differ",
+                f"{name}: volume {number} of {len(volumes)} is no repeat or direction of the others (median "
+                f"{ratio:.2g} times theirs, rank correlation {alike:.2f}). One of them is another kind of image, such "
+                "as an ADC map, or has a wrong b-value. Export them apart, or name the right series in the rules.",
+            )
+
+
+def warn_if_cut_off(voxels: NDArray[np.float32], name: str, warnings: list[str]) -> None:
+    """Warn where much of the middle of a volume has its highest value.
+
+    Args:
+        voxels: One volume, or several of a 4D image.
+        name: The manifest's column.
+        warnings: Gets the sentences.
+    """
+    for volume in voxels if voxels.ndim == 4 else (voxels,):
+        middle = volume[tuple(slice(n // 4, n - n // 4) for n in volume.shape)]
+        highest = middle.max(where=np.isfinite(middle), initial=-np.inf)
+        if MAX_CUT_OFF < (share := float(np.mean(middle == highest))) < 1:
+            warnings.append(
+                f"Column {name}: {share:.0%} of the voxels in the middle of the image have its highest value, "
+                f"{highest:g}: what was brighter is cut off."
+            )
+
+
+def spread_growth(image: sitk.Image) -> float:
+    """Rank correlation between local mean and local spread in the central field; NaN where too few voxels tell.
+
+    Args:
+        image: 3D map, any unit; voxels next to zeros are left out, as maps are often masked.
+    """
+    volume = _field(image)
+    x, y, _ = image.GetSpacing()
+    window = (1, max(3, round(WINDOW_MM / y)), max(3, round(WINDOW_MM / x)))
+    mean = uniform_filter(volume, window)
+    spread = np.sqrt(np.maximum(uniform_filter(volume**2, window) - mean**2, 0.0))
+    inside = minimum_filter(volume, window) > 0
+    if inside.sum() < MIN_VOXELS or np.ptp(mean[inside]) == 0 or np.ptp(spread[inside]) == 0:
+        return float("nan")
+    return float(spearmanr(mean[inside], spread[inside]).statistic)
+
+
+def check_maps(adc: sitk.Image, hbv: sitk.Image) -> None:
+    """Refuse an ADC map and a high-b image that stand in each other's place.
+
+    Args:
+        adc: What is said to be the ADC map, any unit.
+        hbv: What is said to be the high-b image, any scale.
+
+    Raises:
+        StudyError: ``maps_swapped``; ``maps_equal`` if both are the same image.
+    """
+    if adc.GetSize() == hbv.GetSize() and np.array_equal(*map(sitk.GetArrayViewFromImage, (adc, hbv))):
+        raise StudyError("maps_equal", "ADC and high-b hold the same voxels. Give the path of each map in its column.")
+    growth = spread_growth(adc), spread_growth(hbv)
+    if growth[1] - growth[0] < SWAPPED:
+        raise StudyError(
+            "maps_swapped",
+            "ADC and high-b seem to be in each other's place: the image given as ADC varies most where it is bright "
+            f"(rank correlation {growth[0]:.2f}), as a signal does, and the one given as high-b where it is dark "
+            f"({growth[1]:.2f}), as an ADC map does. Exchange the two.",
+        )
+
+
+def looks_like_adc(image: sitk.Image, dwi: dict[float, sitk.Image]) -> bool:
+    """Whether an image without a name is an ADC map.
+
+    Args:
+        image: The unknown one.
+        dwi: Acquired images by b on the same grid; with two or more, the map must agree with the ADC fitted to them
+            (rank correlation above 0.8), which no fractional anisotropy does.
+    """
+    try:
+        adc_unit(image)
+    except StudyError:
+        return False
+    if not spread_growth(image) < ADC_GROWTH:
+        return False
+    if len(dwi) < 2:
+        return True
+    mine, fitted = _field(image), _field(fit_adc(dwi))
+    inside = (mine > 0) & (fitted > 0)
+    return bool(inside.any() and spearmanr(mine[inside], fitted[inside]).statistic > 0.8)
+
+
+def looks_calculated(image: sitk.Image, b: float, dwi: dict[float, sitk.Image]) -> bool:
+    """Whether an image shows what the decay fitted to other b-values predicts: then it has no noise of its own.
+
+    Args:
+        image: Image at ``b``, at least one of whose voxels is positive.
+        b: Its b-value in s/mm2.
+        dwi: Acquired images by b on the same grid, two or more.
+    """
+    values = np.array(sorted(dwi))
+    logs = np.log(np.maximum(np.stack([_field(dwi[value]) for value in values]), 0.5))
+    slope = np.minimum(np.tensordot((values - values.mean()) / np.sum((values - values.mean()) ** 2), logs, axes=1), 0)
+    predicted = np.exp(logs.mean(axis=0) + (b - values.mean()) * slope)
+    found, lowest = _field(image), logs[0]
+    tissue = (found > 0) & (lowest > np.percentile(lowest, 40))
+    ratio = found[tissue] / predicted[tissue]
+    return bool(tissue.any() and np.median(np.abs(ratio / np.median(ratio) - 1)) < CALCULATED)
+
+
+def _field(image: sitk.Image) -> NDArray[np.float64]:
+    """Central part in plane (slices, rows, columns), not finite voxels as zeros."""
+    volume = sitk.GetArrayFromImage(image).astype(np.float64)
+    rows, columns = (
+        slice(max(n // 2 - half, 0), n // 2 + half)
+        for n, half in zip(
+            volume.shape[1:], (round(KIND_FIELD_MM / 2 / mm) for mm in image.GetSpacing()[1::-1]), strict=True
+        )
+    )
+    return np.nan_to_num(volume[:, rows, columns], posinf=0.0, neginf=0.0)
