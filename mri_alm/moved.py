@@ -18,7 +18,7 @@ MODULES = {  # to where their names are looked for
     "calibration": "metrics.calibration", "cells": "runtime.tables", "cifar_batches": "cifar.batches",
     "cifar_job": "cifar.job", "cifar_sets": "cifar.sets", "cohort_check": "cohort.overview",
     "cohort_rules": "cohort.rules cohort.names", "cohort_text": "cohort.overview", "comparison": "cifar.comparison",
-    "constraint": "alm.constraint", "content": "imaging.plausibility imaging.choose_series",
+    "constraint": "alm.constraint", "content": "imaging.plausibility",
     "dicom": "imaging.exam runtime.pseudonyms",
     "dicom_file": "imaging.dicom_files", "diffusion": "imaging.diffusion", "engine": "training.engine networks",
     "ensemble": "bundle.trained_run bundle.transforms runtime.progress", "epoch_sums": "alm.lagrangian",

@@ -63,7 +63,7 @@ class Anatomy:
 
         Tissue has texture, which a quotient of signals has not.
         """
-        texture = 1 + 0.08 * np.sin(points @ np.array([12.07, 9.01, 11.39]))
+        texture = 1 + 0.12 * np.sin(points @ np.array([12.07, 9.01, 11.39]))
         decay = np.exp(-b * 1e-6 * self.adc(points) * (1 + off))
         return np.asarray((1500 + 800 * self._unit(1, points)) * texture * decay)
 

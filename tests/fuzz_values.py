@@ -138,11 +138,12 @@ def adc_map_among_the_images_of_the_highest_b(exam: Exam, rng: np.random.Generat
 
 
 @damage("differ|repeat|scale|b = |ADC")
-def repeat_of_another_gain(exam: Exam, rng: np.random.Generator) -> bool:
+def repeat_of_another_gain_or_content(exam: Exam, rng: np.random.Generator) -> bool:
     images = exam.of("dwi", exam.b_values[-1])
     uid, number = images[0].ds.SeriesInstanceUID, images[0].ds.SeriesNumber
+    gain = rng.random() < 0.5
     for one in again(exam, images, 67):
-        one.pixels = exam.anatomies[0].other(points_of(one))
+        one.pixels = 3 * one.pixels if gain else exam.anatomies[0].other(points_of(one))
         one.ds.SeriesInstanceUID, one.ds.SeriesNumber = uid, number
     return not exam.enhanced
 

@@ -65,11 +65,11 @@ def read_manifest(
 
     Args:
         path: CSV with columns study, patient, label (0 or 1), side (train or test), and per row either ``dicom`` (a
-            study folder), or ``t2`` with ``dwi``, or ``t2`` with ``adc`` and ``hbv``: files (NIfTI, MHA, NRRD) or
-            folders of one DICOM series; ``gland`` (a mask) or ``crop_center_mm`` where the crop should lie; ``valid``
-            where the images are registered already. Relative paths start at the manifest's folder. Rows whose
-            ``status`` (see :mod:`mri_alm.cohort.prepare_study`) is failed, or that it left without a label, are
-            skipped.
+            study folder), or ``t2`` with ``dwi``, or ``t2`` with ``adc`` and, if there is one, ``hbv``: files (NIfTI,
+            MHA, NRRD) or folders of one DICOM series; ``gland`` (a mask) or ``crop_center_mm`` where the crop should
+            lie; ``valid`` where the images are registered already, and ``t2_valid`` where T2 is padded with zeros.
+            Relative paths start at the manifest's folder. Rows whose ``status`` (see
+            :mod:`mri_alm.cohort.prepare_study`) is failed, or that it left without a label, are skipped.
         exclude: Names of studies to leave out. The others keep their index.
         labelled: False for exams to be scored: label, patient and side may be missing.
         allow_outside_paths: Whether images may lie outside the manifest's folder. Otherwise ``..``, absolute paths

@@ -5,7 +5,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cmp_to_key
+from functools import cmp_to_key
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,15 +18,12 @@ from mri_alm.imaging.plausibility import (
     check_adc,
     check_decay,
     check_maps,
-    check_repeats,
-    looks_calculated,
-    looks_like_adc,
     more_typical,
     scanner_map_holds,
 )
 from mri_alm.imaging.registration import GLAND_MM
 from mri_alm.imaging.series import BY_HAND, Frame, Series
-from mri_alm.imaging.volume import build_mean, build_volume, common_slices
+from mri_alm.imaging.volume import build_mean, build_volume, check_repeats, common_slices
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -257,6 +254,21 @@ def choose_t2(series: Sequence[Series], sets: Sequence[DiffusionSet], warnings: 
     return best, volume
 
 
+def refuse_equal_sets(group: DiffusionSet, sets: Sequence[DiffusionSet], built: Diffusion) -> None:
+    """Refuse diffusion protocols between which nothing decides, unless they hold the same images.
+
+    Raises:
+        StudyError: ``several_diffusion``.
+    """
+    for other in sets:
+        if other is not group and other.rank == group.rank and not _equal(built.hbv, build_diffusion(other).hbv):
+            raise StudyError(
+                "several_diffusion",
+                f"{series_name(group.first)} and {series_name(other.first)} are equally good diffusion sets. "
+                "Name the right series for this study under studies in the rules file.",
+            )
+
+
 def _equal(one: sitk.Image, other: sitk.Image) -> bool:
     return one.GetSize() == other.GetSize() and np.array_equal(*map(sitk.GetArrayViewFromImage, (one, other)))
 
@@ -431,53 +443,3 @@ def _adc_candidates(group: DiffusionSet) -> list[Series]:
     """The scanner's ADC maps of a set, originals first, then those nearest in time to its images."""
     times = [one.time for one in group.dwi + group.calculated]
     return sorted(group.adc, key=lambda one: (one.secondary, min(abs(one.time - time) for time in times), one.number))
-
-
-Build = Callable[[Series, float | None], sitk.Image | None]
-
-
-def infer_roles_from_voxels(series: Sequence[Series]) -> None:
-    """Find the ADC maps and the calculated images among the series of one study that have no description.
-
-    Changes role and reason of a series where its content says so: to ``adc``, to ``calculated``, or to ``other`` for
-    one that passed as T2 by its echo time but lies on diffusion's grid.
-    """
-    build = cache(_build)  # every volume is read once, whoever asks
-    for one in series:
-        if one.nameless and one.role in ("dwi", "t2", "other") and len(one.frames) == len(one.positions):
-            _settle(one, [other for other in series if _beside(other, one)], build)
-
-
-def _beside(other: Series, one: Series) -> bool:
-    return other is not one and other.role == "dwi" and other.same_place(one)
-
-
-def _settle(one: Series, neighbours: list[Series], build: Build) -> None:
-    if not neighbours and one.role != "dwi":
-        return
-    b = one.b_values[0] if one.b_values else None
-    image = build(one, b)
-    if image is None:
-        return
-    dwi: dict[float, sitk.Image] = {}
-    for other in sorted(neighbours, key=lambda other: len(other.b_values)):  # the series of several b-values last
-        dwi |= {value: found for value in other.b_values if (found := build(other, value)) is not None}
-    if looks_like_adc(image, dwi):
-        one.role, one.reason = "adc", "no name; its values and noise are those of an ADC map on diffusion's grid"
-    elif one.role == "t2":
-        one.role, one.reason = "other", "no name; on diffusion's grid, where T2 never is"
-    elif one.role == "dwi" and b and _computable(b, neighbours) and looks_calculated(image, b, dwi):
-        one.role, one.reason = "calculated", "no name; it shows what the decay fitted to the acquired b-values predicts"
-
-
-def _computable(b: float, neighbours: list[Series]) -> bool:
-    """Whether a series of several b-values, all below this one, is there to calculate it from."""
-    return any(len(other.b_values) > 1 and other.b_values[-1] < b for other in neighbours)
-
-
-def _build(one: Series, b: float | None) -> sitk.Image | None:
-    """A volume, or None for one that cannot be built: it is refused later, with its reason, if it is to be used."""
-    try:
-        return build_mean(one.frames if b is None else one.at_b(b), "")
-    except StudyError:
-        return None

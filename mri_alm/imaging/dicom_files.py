@@ -242,7 +242,7 @@ def _read(path: Path, keep: bool) -> _File:
         if reason := _no_image(header):
             return _File(path, reason)
         frames_of(path, header)
-    except DAMAGED as error:
+    except Exception as error:  # whatever one file does to its reader, the others are read
         reason = str(error) if isinstance(error, TooLargeError) else f"damaged DICOM ({type(error).__name__})"
         return _File(path, reason, failed=True)
     study, instance = str(header.get("StudyInstanceUID") or ""), str(header.get("SOPInstanceUID") or path)

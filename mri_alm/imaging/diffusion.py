@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import SimpleITK as sitk  # noqa: N813
+from numpy.typing import NDArray
 from pydicom.dataset import Dataset
 from pydicom.tag import BaseTag
 
@@ -50,6 +51,9 @@ _WORDS = "DiffusionGradientDirectionSequence", "SequenceName"
 DIFFUSION_TAGS: list[Any] = [PUBLIC_B, PUBLIC_DIRECTION, CANON_COMMENT, *_WORDS, *PRIVATE_TAGS]
 MIN_SPAN = 400.0  # s/mm2, between the lowest and the highest b of a fit: less, and noise decides
 LEAST_B, HIGHEST_B = 50.0, 10_000.0  # s/mm2; clinical scanners reach 5,000, and another unit is a thousand off
+TISSUE = 0.1  # of the brightest (99 %) low-b signal; below it lie air, bone and gas
+MAX_CUT_OFF = 0.05  # of the middle may have the highest value: in a whole image one of thousands has
+MIN_TISSUE = 200  # voxels; over fewer nothing is judged
 ADC_UNIT = "1e-6 mm2/s"
 # (name of the unit, factor to 1e-6 mm2/s, lowest and highest plausible tissue median in that unit)
 ADC_UNITS = (("1e-6 mm2/s", 1.0, 300.0, 4000.0), ("1e-3 mm2/s", 1e3, 0.3, 4.0), ("mm2/s", 1e6, 3e-4, 4e-3))
@@ -256,3 +260,10 @@ def _float(value: object) -> float:
         return float(str(value).strip("\x00 "))
     except ValueError:
         return math.nan
+
+
+def central_field(image: sitk.Image) -> NDArray[np.float64]:
+    """The middle half in plane of every slice (slices, rows, columns), voxels that are no numbers as zeros."""
+    volume = sitk.GetArrayViewFromImage(image).astype(np.float64)
+    rows, columns = (slice(n // 4, n - n // 4) for n in volume.shape[1:])
+    return np.nan_to_num(volume[:, rows, columns], posinf=0.0, neginf=0.0)

@@ -19,13 +19,20 @@ from mri_alm.imaging.choose_series import (
     chosen,
     diffusion_sets,
     first_usable,
-    infer_roles_from_voxels,
+    refuse_equal_sets,
     series_name,
 )
 from mri_alm.imaging.dicom_files import StudyFiles, find_studies, silence_readers
 from mri_alm.imaging.diffusion import adc_unit, b_table, fit_adc, fitted_adc, shells
 from mri_alm.imaging.image_file import ImageHeader, image_header, read_image
-from mri_alm.imaging.plausibility import check_adc, check_decay, check_maps, scanner_map_holds, warn_if_cut_off
+from mri_alm.imaging.plausibility import (
+    check_adc,
+    check_decay,
+    check_maps,
+    infer_roles_from_voxels,
+    scanner_map_holds,
+    warn_if_cut_off,
+)
 from mri_alm.imaging.registration import PREPARED_IMAGES, Facts, Images, mask_centre, same_grid
 from mri_alm.imaging.series import Series, group_series
 from mri_alm.imaging.volume import build_mean, build_volume, geometric_mean
@@ -74,10 +81,11 @@ class Exam:
 def read_study(files: StudyFiles, series: list[Series] | None = None) -> Exam:
     """Choose and build the volumes of one study.
 
-    T2: axial, in the diffusion's frame of reference, most slices, then the latest. Diffusion: the set of series on one
-    grid and echo time for which an ADC can be had, most acquired b-values, then the highest b, then the latest. ADC:
-    the scanner's map on that grid nearest in time, otherwise fitted over all acquired b-values. A candidate that cannot
-    be built (a missing slice) is passed over with a warning when another one can.
+    T2: axial, in the diffusion's frame of reference, the best by ``choose_series.PREFERENCES``; two that are equally
+    good are refused. Diffusion: the set of series on one grid and echo time for which an ADC can be had, most acquired
+    b-values, then the highest b, then the latest. ADC: the scanner's map on that grid nearest in time, if it does not
+    contradict the one fitted over all acquired b-values; otherwise the fitted one. A candidate that cannot be built (a
+    missing slice) is passed over with a warning when another one can.
 
     Args:
         files: From :func:`find_studies`.
@@ -86,7 +94,8 @@ def read_study(files: StudyFiles, series: list[Series] | None = None) -> Exam:
 
     Raises:
         StudyError: With a code for the kind of refusal: ``pointer``, ``no_images``, ``no_t2``, ``no_diffusion``,
-            ``mosaic``, ``b_unknown``, ``frames_differ``, ``adc_units``, ``adc_unfit`` or one of
+            ``several_t2``, ``mosaic``, ``b_unknown``, ``b_implausible``, ``frames_differ``, ``slices_differ``,
+            ``volumes_differ``, ``adc_units``, ``adc_implausible``, ``adc_unfit``, ``maps_swapped`` or one of
             :func:`mri_alm.imaging.volume.build_volume`.
     """
     silence_readers()
@@ -98,6 +107,7 @@ def read_study(files: StudyFiles, series: list[Series] | None = None) -> Exam:
     t2_series, t2 = choose_t2(series, sets, warnings)
     sets = [one for one in sets if one.first.frame_of_reference == t2_series.frame_of_reference]
     group, built = first_usable(sets, build_diffusion, lambda one: series_name(one.first), warnings)
+    refuse_equal_sets(group, sets, built)
     if len(sets) > 1:
         left = ", ".join(str(one.first.number) for one in sets if one is not group)
         warnings.append(f"Several diffusion protocols: took {series_name(group.first)} and its like, left {left}.")
@@ -315,6 +325,8 @@ def _from_files(item: Mapping[Any, Any]) -> tuple[Images, Facts]:
         images["adc"] = images["adc"] * adc_unit(images["adc"])[1]
     if "valid" not in item:
         _check_adc(images["adc"], series, report)
+    if paths["t2"].is_dir():  # a DICOM series: its header tells the scanner
+        report |= _scanner(find_studies(paths["t2"])[0].headers[0])
     return images, report
 
 

@@ -7,7 +7,8 @@ ratio of signals, varies most where the signal is small and its own value means 
 local mean and local spread tells that without any unit, scale or b-value, and without knowing where the bladder is.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -17,7 +18,9 @@ from scipy.ndimage import minimum_filter, uniform_filter
 from scipy.stats import spearmanr
 
 from mri_alm.errors import StudyError
-from mri_alm.imaging.diffusion import adc_unit, fit_adc
+from mri_alm.imaging.diffusion import MIN_TISSUE, TISSUE, adc_unit, central_field, fit_adc
+from mri_alm.imaging.series import Series
+from mri_alm.imaging.volume import build_mean
 
 # Tissue median in 1e-6 mm2/s: 1,250 to 1,390 on three ProstateX exams, 1,340 to 1,470 on phantoms. Outside POSSIBLE
 # no pelvis lies, whatever the scanner; outside USUAL something should be looked at; TYPICAL tells which of two is off.
@@ -32,13 +35,8 @@ MAP_LIKE_FIT = 0.7
 FASTEST = 3.5e-3  # mm2/s; water at 37 degrees has 3.0e-3
 RISE = 1.05  # signal at a b-value over that at a lower one; 0.46 to 0.80 on the exams
 BEND = 0.3  # of a b's log signal from the straight line; kurtosis bends b = 100, 500, 1400 by 0.15
-# Repeats and directions of one b: signals of tissue differ by up to 1.6 along and across its fibres at b = 1,500.
-REPEATS_RATIO = 2.0
-REPEATS_LIKE = 0.3
-TISSUE = 0.1  # of the brightest (99 %) low-b signal; below it lie air, bone and gas
-MAX_CUT_OFF = 0.05  # of the middle may have the highest value: in a whole image one of thousands has
-MIN_TISSUE = 200  # voxels; over fewer nothing is judged
 
+MAX_CUT_OFF = 0.05  # of the middle; the brightest voxel of an image that is not cut off is one of thousands
 KIND_FIELD_MM = 120.0  # about the centre; further out there is air, and the fat of the body wall
 WINDOW_MM = 6.0
 MIN_VOXELS = 5000  # a correlation over fewer is too uncertain; exams have 20,000 and more
@@ -49,13 +47,6 @@ SWAPPED = -0.1
 ADC_GROWTH = 0.4
 # Median deviation from the decay fitted to the acquired b-values: calculated 0.03 to 0.06, acquired 0.10 and more.
 CALCULATED = 0.08
-
-
-def central_field(image: sitk.Image) -> NDArray[np.float64]:
-    """The middle half in plane of every slice (slices, rows, columns), voxels that are no numbers as zeros."""
-    volume = sitk.GetArrayViewFromImage(image).astype(np.float64)
-    rows, columns = (slice(n // 4, n - n // 4) for n in volume.shape[1:])
-    return np.nan_to_num(volume[:, rows, columns], posinf=0.0, neginf=0.0)
 
 
 def tissue_of(low: sitk.Image) -> NDArray[np.bool_]:
@@ -143,35 +134,6 @@ def more_typical(one: sitk.Image, other: sitk.Image) -> bool:
     """Whether the first of two ADC maps in 1e-6 mm2/s is nearer to what tissue has."""
     first, second = (np.median(field[field > 0]) for field in map(central_field, (one, other)))
     return bool(abs(np.log(first / TYPICAL)) < abs(np.log(second / TYPICAL)))
-
-
-def check_repeats(volumes: Sequence[sitk.Image], name: str) -> None:
-    """Refuse volumes that are to be averaged as one b-value and differ as no repeats or directions of tissue do.
-
-    Args:
-        volumes: Two or more on one grid.
-        name: What the message calls them.
-
-    Raises:
-        StudyError: ``volumes_differ``.
-    """
-    fields = np.stack([central_field(one) for one in volumes])
-    middle = np.median(fields, axis=0)
-    tissue = middle > TISSUE * np.percentile(middle, 99)
-    if tissue.sum() < MIN_TISSUE:
-        return
-    for number, field in enumerate(fields, 1):
-        others = np.median(np.delete(fields, number - 1, axis=0), axis=0)[tissue]
-        own = field[tissue]
-        ratio = (np.median(own) + 1e-6) / (np.median(others) + 1e-6)
-        alike = 1.0 if np.ptp(own) == 0 == np.ptp(others) else spearmanr(own, others).statistic
-        if not 1 / REPEATS_RATIO < ratio < REPEATS_RATIO or not alike > REPEATS_LIKE:
-            raise StudyError(
-                "volumes_differ",
-                f"{name}: volume {number} of {len(volumes)} is no repeat or direction of the others (median "
-                f"{ratio:.2g} times theirs, rank correlation {alike:.2f}). One of them is another kind of image, such "
-                "as an ADC map, or has a wrong b-value. Export them apart, or name the right series in the rules.",
-            )
 
 
 def warn_if_cut_off(voxels: NDArray[np.float32], name: str, warnings: list[str]) -> None:
@@ -280,3 +242,57 @@ def _field(image: sitk.Image) -> NDArray[np.float64]:
         )
     )
     return np.nan_to_num(volume[:, rows, columns], posinf=0.0, neginf=0.0)
+
+
+Build = Callable[[Series, float | None], sitk.Image | None]
+
+
+def infer_roles_from_voxels(series: Sequence[Series]) -> None:
+    """Find the ADC maps and the calculated images among the series of one study that have no description.
+
+    Changes role and reason of a series where its content says so: to ``adc``, to ``calculated``, or to ``other`` for
+    one that passed as T2 by its echo time but lies on diffusion's grid.
+    """
+    build = cache(_build)  # every volume is read once, whoever asks
+    for one in series:
+        if one.nameless and one.role in ("dwi", "t2", "other") and len(one.frames) == len(one.positions):
+            mapped = any(
+                other.role == "adc" and "ADC" in other.image_type and other.same_place(one) for other in series
+            )
+            _settle(one, [other for other in series if _beside(other, one)], build, mapped=mapped)
+
+
+def _beside(other: Series, one: Series) -> bool:
+    return other is not one and other.role == "dwi" and other.same_place(one)
+
+
+def _settle(one: Series, neighbours: list[Series], build: Build, *, mapped: bool) -> None:
+    """Role by content; ``mapped``: the scanner's own ADC map is there, so this is none."""
+    if not neighbours and one.role != "dwi":
+        return
+    b = one.b_values[0] if one.b_values else None
+    image = build(one, b)
+    if image is None:
+        return
+    dwi: dict[float, sitk.Image] = {}
+    for other in sorted(neighbours, key=lambda other: len(other.b_values)):  # the series of several b-values last
+        dwi |= {value: found for value in other.b_values if (found := build(other, value)) is not None}
+    if not mapped and looks_like_adc(image, dwi):
+        one.role, one.reason = "adc", "no name; its values and noise are those of an ADC map on diffusion's grid"
+    elif one.role == "t2":
+        one.role, one.reason = "other", "no name; on diffusion's grid, where T2 never is"
+    elif one.role == "dwi" and b and _computable(b, neighbours) and looks_calculated(image, b, dwi):
+        one.role, one.reason = "calculated", "no name; it shows what the decay fitted to the acquired b-values predicts"
+
+
+def _computable(b: float, neighbours: list[Series]) -> bool:
+    """Whether a series of several b-values, all below this one, is there to calculate it from."""
+    return any(len(other.b_values) > 1 and other.b_values[-1] < b for other in neighbours)
+
+
+def _build(one: Series, b: float | None) -> sitk.Image | None:
+    """A volume, or None for one that cannot be built: it is refused later, with its reason, if it is to be used."""
+    try:
+        return build_mean(one.frames if b is None else one.at_b(b), "")
+    except StudyError:
+        return None

@@ -11,16 +11,21 @@ import numpy as np
 import SimpleITK as sitk  # noqa: N813
 from numpy.typing import NDArray
 from pydicom.pixels import get_decoder
+from scipy.ndimage import uniform_filter
+from scipy.stats import spearmanr
 
 from mri_alm.errors import StudyError
 from mri_alm.imaging.dicom_files import DAMAGED, read_dicom
-from mri_alm.imaging.plausibility import check_repeats
+from mri_alm.imaging.diffusion import MIN_TISSUE, TISSUE, central_field
 from mri_alm.imaging.series import SAME_VOXEL, Frame
 
 GAP_TOLERANCE = 0.05  # of the median distance between slices
 COSINE_TOLERANCE = 1e-4
 SAME_PLACE_MM = 0.01
 SCALE_JUMP = 1.7  # of a slice's median over its neighbours'; the gland's slices differ by a tenth
+# Repeats and directions of one b: signals of tissue differ by up to 1.6 along and across its fibres at b = 1,500.
+REPEATS_RATIO = 2.0
+REPEATS_LIKE = 0.5
 SPACING_MM = 0.01, 100.0  # anything else is no MR image
 MAX_VOXELS = 2**27  # 512 MiB as float32, twenty times the largest prostate series; a damaged header may claim anything
 
@@ -100,6 +105,35 @@ def geometric_mean(volumes: Sequence[sitk.Image], name: str) -> sitk.Image:
     mean = sitk.GetImageFromArray(np.exp(np.mean(logs, axis=0)))
     mean.CopyInformation(first)
     return mean
+
+
+def check_repeats(volumes: Sequence[sitk.Image], name: str) -> None:
+    """Refuse volumes that are to be averaged as one b-value and differ as no repeats or directions of tissue do.
+
+    Args:
+        volumes: Two or more on one grid.
+        name: What the message calls them.
+
+    Raises:
+        StudyError: ``volumes_differ``.
+    """
+    fields = np.stack([uniform_filter(central_field(one), (1, 3, 3)) for one in volumes])  # noise is not compared
+    middle = np.median(fields, axis=0)
+    tissue = middle > TISSUE * np.percentile(middle, 99)
+    if tissue.sum() < MIN_TISSUE:
+        return
+    for number, field in enumerate(fields, 1):
+        others = np.median(np.delete(fields, number - 1, axis=0), axis=0)[tissue]
+        own = field[tissue]
+        ratio = (np.median(own) + 1e-6) / (np.median(others) + 1e-6)
+        alike = 1.0 if np.ptp(own) == 0 == np.ptp(others) else spearmanr(own, others).statistic
+        if not 1 / REPEATS_RATIO < ratio < REPEATS_RATIO or not alike > REPEATS_LIKE:
+            raise StudyError(
+                "volumes_differ",
+                f"{name}: volume {number} of {len(volumes)} is no repeat or direction of the others (median "
+                f"{ratio:.2g} times theirs, rank correlation {alike:.2f}). One of them is another kind of image, such "
+                "as an ADC map, or has a wrong b-value. Export them apart, or name the right series in the rules.",
+            )
 
 
 def common_slices(images: Mapping[str, sitk.Image]) -> tuple[dict[str, sitk.Image], str]:

@@ -181,6 +181,12 @@ def test_a_manifest_tells_what_files_do_not(tmp_path: Path) -> None:
     assert facts["adc_size"] == list(images["adc"].GetSize())
 
 
+def test_folders_of_single_dicom_series_tell_the_scanner(tmp_path: Path) -> None:
+    places = sorted(coarse_exam(tmp_path).iterdir())
+    _, facts = load_images({"t2": str(places[1]), "adc": str(places[3]), "hbv": str(places[4])})
+    assert (facts["vendor"], facts["field_strength"]) == ("mri-alm", 3.0)
+
+
 def test_a_manifest_s_cell_that_is_no_number_is_refused(tmp_path: Path) -> None:
     path = make_cohort(tmp_path / "phantom", train=2, test=2)
     path.write_text(path.read_text().replace("vendor\n", "vendor,hbv_b\n").replace("mri-alm\n", "mri-alm,high\n"))
