@@ -1,3 +1,4 @@
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,20 @@ def at_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.chdir(ROOT)
         patch.setenv("MRI_ALM_STATE", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """What a program run in this process logs to is closed with its test; no later one may write there."""
+
+    def known() -> dict[logging.Logger, list[logging.Handler]]:
+        others = [one for one in logging.Logger.manager.loggerDict.values() if isinstance(one, logging.Logger)]
+        return {one: list(one.handlers) for one in (logging.getLogger(), *others)}
+
+    before = known()
+    yield
+    for logger in known():
+        logger.handlers[:] = before.get(logger, [])
 
 
 @pytest.fixture(scope="session")

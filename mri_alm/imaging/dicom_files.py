@@ -48,7 +48,7 @@ DAMAGED = (
     StopIteration,
     StructError,
 )
-MAX_INFLATED = 1 << 28
+MAX_INFLATED = 1 << 26  # bytes; twenty times the largest classic image
 SMALL = 1 << 22  # bytes; up to here one read of the whole file is the fastest way to its header, too
 # Only these elements are ever read from a header: no name, birth date or accession number enters the program.
 HEADER_TAGS: list[Any] = [
@@ -229,22 +229,30 @@ def _read_some(part: _Part) -> list[_File]:
 
 def _read(path: Path, keep: bool) -> _File:
     try:
-        with path.open("rb") as stream:
-            start = stream.read(132)
-        if reason := stands_for(start):
-            return _File(path, reason, failed=True)
-        # Some exports lack the preamble and begin with the first element of group 2 or 8.
-        if start[128:] != b"DICM" and start[:2] not in (b"\x02\x00", b"\x08\x00"):
-            return _File(path, "not DICOM")
-        header = read_dicom(path, stop_before_pixels=True, specific_tags=[*HEADER_TAGS, *PATIENT])
-        _drop_unreadable(header)
-        patient = _take_patient(header)
-        if reason := _no_image(header):
-            return _File(path, reason)
-        frames_of(path, header)
+        return _image(path, keep)
+    except TooLargeError as error:
+        reason = str(error)
+    except DAMAGED as error:
+        reason = f"damaged DICOM ({type(error).__name__})"
     except Exception as error:  # whatever one file does to its reader, the others are read
-        reason = str(error) if isinstance(error, TooLargeError) else f"damaged DICOM ({type(error).__name__})"
+        reason = f"an error that nobody foresaw ({type(error).__name__}); please report it"
+    return _File(path, reason, failed=True)
+
+
+def _image(path: Path, keep: bool) -> _File:
+    with path.open("rb") as stream:
+        start = stream.read(132)
+    if reason := stands_for(start):
         return _File(path, reason, failed=True)
+    # Some exports lack the preamble and begin with the first element of group 2 or 8.
+    if start[128:] != b"DICM" and start[:2] not in (b"\x02\x00", b"\x08\x00"):
+        return _File(path, "not DICOM")
+    header = read_dicom(path, stop_before_pixels=True, specific_tags=[*HEADER_TAGS, *PATIENT])
+    _drop_unreadable(header)
+    patient = _take_patient(header)
+    if reason := _no_image(header):
+        return _File(path, reason)
+    frames_of(path, header)
     study, instance = str(header.get("StudyInstanceUID") or ""), str(header.get("SOPInstanceUID") or path)
     if not study:  # an empty one would make one study of the exams of all patients
         return _File(path, "no StudyInstanceUID says which exam it is of; restore it", failed=True)
@@ -357,7 +365,7 @@ def _judged(content: bytes, size: int | None) -> bytes:
             total += len(inflater.decompress(rest, SMALL))
             rest = inflater.unconsumed_tail
             if total > MAX_INFLATED:
-                raise TooLargeError("a deflated data set of more than 256 MiB; export it uncompressed")
+                raise TooLargeError("a deflated data set of more than 64 MiB; export it uncompressed")
     except zlib.error as error:
         raise ValueError("not deflated") from error
     return content

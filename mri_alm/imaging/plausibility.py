@@ -18,7 +18,7 @@ from scipy.ndimage import minimum_filter, uniform_filter
 from scipy.stats import spearmanr
 
 from mri_alm.errors import StudyError
-from mri_alm.imaging.diffusion import MIN_TISSUE, TISSUE, adc_unit, central_field, fit_adc
+from mri_alm.imaging.diffusion import MAX_CUT_OFF, MIN_TISSUE, TISSUE, adc_unit, central_field, fit_adc
 from mri_alm.imaging.series import Series
 from mri_alm.imaging.volume import build_mean
 
@@ -36,7 +36,6 @@ FASTEST = 3.5e-3  # mm2/s; water at 37 degrees has 3.0e-3
 RISE = 1.05  # signal at a b-value over that at a lower one; 0.46 to 0.80 on the exams
 BEND = 0.3  # of a b's log signal from the straight line; kurtosis bends b = 100, 500, 1400 by 0.15
 
-MAX_CUT_OFF = 0.05  # of the middle; the brightest voxel of an image that is not cut off is one of thousands
 KIND_FIELD_MM = 120.0  # about the centre; further out there is air, and the fat of the body wall
 WINDOW_MM = 6.0
 MIN_VOXELS = 5000  # a correlation over fewer is too uncertain; exams have 20,000 and more

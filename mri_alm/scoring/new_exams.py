@@ -186,27 +186,12 @@ def write_scores(
         InputError: If the output cannot be written.
     """
     output = Path(output)
-    trained_on = run.trained_on
-    names, logits, errors = _logits(evaluator, studies.prepared)
-    studies.errors |= errors
-    for name, row in zip(names, logits, strict=True):
-        if not np.isfinite(row).all():
-            studies.errors[name] = StudyError("no_score", "a model's answer is no finite number; look at its images.")
-    good = [number for number, name in enumerate(names) if name not in studies.errors]
-    studies.prepared = [item for item in studies.prepared if item["study"] not in studies.errors]
-    scored = score_rows([names[number] for number in good], logits[good], point, studies.reports, trained_on=trained_on)
-    rows = {row["study"]: row for row in scored}
-    for name, error in studies.errors.items():
-        if isinstance(error, UnexpectedError):
-            write_bytes(output / f"{name}_{BUG_REPORT}", error.report.encode())
-        rows[name] = dict.fromkeys(SCORE_COLUMNS, "") | {
-            "study": name,
-            "warnings": f"NOT SCORED ({error.code}): {error}",
-            "model_note": training_note(trained_on),
-        }
+    scored = _decide(studies, evaluator, run, point)
+    rows = {row["study"]: row for row in scored} | _lost_rows(studies, run, output)
+    table = [rows[name] for name in studies.names]
     with explain_os_errors(output):  # digests of an earlier model must not stand beside these scores, whatever happens
         (output / "report.json").unlink(missing_ok=True)
-    write_csv(output / "scores.csv", SCORE_COLUMNS, [rows[name] for name in studies.names])
+    write_csv(output / "scores.csv", SCORE_COLUMNS, table)
     with progress_bar("write", len(studies.prepared), "study") as bar:
         for item in studies.prepared:
             row = rows[item["study"]]
@@ -220,29 +205,70 @@ def write_scores(
                     report = structured_report(dicom, row, facts, point=point, checkpoints=digests, salt=salt)
                     write_bytes(output / f"{item['study']}_sr.dcm", _as_bytes(report))
             bar.update()
-    write_csv(output / "scores.csv", SCORE_COLUMNS, [rows[name] for name in studies.names])  # with what failed since
+    write_csv(output / "scores.csv", SCORE_COLUMNS, table)  # with what failed since
     reports = {name: report | {"quality": str(quality_of(report))} for name, report in studies.reports.items()}
     record = _record(run, point) | {
         "studies": {name: reports.get(name) or {"error": studies.errors[name].code} for name in studies.names}
     }
     if explain and evaluator:
-        images = {item["study"]: item["image"] for item in studies.prepared}
-        chosen = {name: images[name] for name in nearest_threshold(scored, explain)}
-        network = evaluator.network
-        told = {"study": "explanations", "warnings": ""}
-        with _going_on(output, told, "explanations"):
-            record["explanations"] = write_explanations(
-                network, chosen, output, channels=network.members[0].channels, spacing=run.settings["spacing"]
-            )
-        if told["warnings"]:
-            logger.warning("%s", told["warnings"])
+        chosen = nearest_threshold(scored, explain)
+        record |= _explanations(studies, evaluator, run, output, chosen=chosen)
     write_json(output / "report.json", record)
+    _say(scored, studies, run, point)
+    logger.info("Written: %s", output)
+
+
+def _decide(
+    studies: NewStudies, evaluator: SupervisedEvaluator | None, run: TrainedRun, point: OperatingPoint
+) -> list[dict[str, Any]]:
+    """Rows of the exams that got a score; the others are noted among the errors."""
+    names, logits, errors = _logits(evaluator, studies.prepared)
+    studies.errors |= errors
+    for name, row in zip(names, logits, strict=True):
+        if not np.isfinite(row).all():
+            studies.errors[name] = StudyError("no_score", "a model's answer is no finite number; look at its images.")
+    good = [number for number, name in enumerate(names) if name not in studies.errors]
+    studies.prepared = [item for item in studies.prepared if item["study"] not in studies.errors]
+    kept = [names[number] for number in good]
+    return score_rows(kept, logits[good], point, studies.reports, trained_on=run.trained_on)
+
+
+def _lost_rows(studies: NewStudies, run: TrainedRun, output: Path) -> dict[str, dict[str, Any]]:
+    """Rows of the exams without a score, and a bug report of each that met a fault of ours."""
+    rows = {}
+    for name, error in studies.errors.items():
+        if isinstance(error, UnexpectedError):
+            write_bytes(output / f"{name}_{BUG_REPORT}", error.report.encode())
+        rows[name] = dict.fromkeys(SCORE_COLUMNS, "") | {
+            "study": name,
+            "warnings": f"NOT SCORED ({error.code}): {error}",
+            "model_note": training_note(run.trained_on),
+        }
+    return rows
+
+
+def _explanations(
+    studies: NewStudies, evaluator: SupervisedEvaluator, run: TrainedRun, output: Path, *, chosen: Sequence[str]
+) -> dict[str, Any]:
+    """Write the pictures of some exams; gives the record, empty when they cannot be made."""
+    images = {item["study"]: item["image"] for item in studies.prepared}
+    network, told = evaluator.network, {"study": "explanations", "warnings": ""}
+    with _going_on(output, told, "explanations"):
+        wanted = {name: images[name] for name in chosen}
+        channels, spacing = network.members[0].channels, run.settings["spacing"]
+        return {"explanations": write_explanations(network, wanted, output, channels=channels, spacing=spacing)}
+    logger.warning("%s", told["warnings"])
+    return {}
+
+
+def _say(scored: Sequence[Mapping[str, Any]], studies: NewStudies, run: TrainedRun, point: OperatingPoint) -> None:
+    """The closing lines on the terminal."""
     needed = sum(row["dce_needed"] for row in scored)
     logger.info("%d exams scored, DCE needed in %d, %d not scored.", len(scored), needed, len(studies.errors))
-    logger.info("%s\nWritten: %s", point.in_words(), output)
+    logger.info("%s", point.in_words())
     for name, error in studies.errors.items():
         logger.warning("Not scored: study %s: %s", name, error)
-    _warn(scored, trained_on)
+    _warn(scored, run.trained_on)
 
 
 def _title(row: Mapping[str, Any]) -> str:
