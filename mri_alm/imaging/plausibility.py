@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 import SimpleITK as sitk  # noqa: N813
 from numpy.typing import NDArray
-from scipy.ndimage import minimum_filter, uniform_filter
+from scipy.ndimage import binary_fill_holes, label, minimum_filter, uniform_filter
 from scipy.stats import spearmanr
 
 from mri_alm.errors import StudyError
@@ -34,6 +34,7 @@ MAP_OVER_FIT = 0.6, 1.6
 MAP_LIKE_FIT = 0.7
 FASTEST = 3.5e-3  # mm2/s; water at 37 degrees has 3.0e-3
 RISE = 1.05  # signal at a b-value over that at a lower one; 0.46 to 0.80 on the exams
+HOLE_ML = 1.0  # acquired images of the exams have at most 0.04; maps and calculated ones are blanked by 88
 BEND = 0.3  # of a b's log signal from the straight line; kurtosis bends b = 100, 500, 1400 by 0.15
 
 KIND_FIELD_MM = 120.0  # about the centre; further out there is air, and the fat of the body wall
@@ -88,6 +89,12 @@ def check_decay(dwi: Mapping[float, sitk.Image], name: str, warnings: list[str])
         StudyError: ``b_implausible``.
     """
     b = sorted(dwi)
+    for value in b:
+        if (hole := largest_hole_ml(dwi[value])) > HOLE_ML:
+            warnings.append(
+                f"{name}: {hole:.0f} ml of the image at b = {value:g} are exactly 0 amid signal. Nothing was measured "
+                "there, or it was masked: high b and a fitted ADC say nothing there."
+            )
     tissue = tissue_of(dwi[b[0]]) if b else np.zeros(0, bool)
     if len(b) < 2 or tissue.sum() < MIN_TISSUE:
         return
@@ -108,6 +115,13 @@ def check_decay(dwi: Mapping[float, sitk.Image], name: str, warnings: list[str])
                 f"{name}: b = {b[worst]:g} lies {np.exp(rest[worst]):.2f} times off the decay of the other b-values: "
                 "its b-value or its scale may be wrong."
             )
+
+
+def largest_hole_ml(image: sitk.Image) -> float:
+    """Volume of the largest region of zeros that other values enclose in its slices."""
+    some = sitk.GetArrayViewFromImage(image) != 0
+    regions, count = label(np.stack([binary_fill_holes(one) & ~one for one in some]))
+    return float(np.bincount(regions.ravel())[1:].max() * np.prod(image.GetSpacing()) / 1000) if count else 0.0
 
 
 def scanner_map_holds(adc: sitk.Image, fit: sitk.Image, low: sitk.Image) -> str:

@@ -392,6 +392,14 @@ def test_slices_of_another_scale_than_their_neighbours_are_refused(tmp_path):
     assert "slice 4 of 8 has a rescale slope of 2.5" in message
 
 
+def test_a_hole_of_zeros_in_an_acquired_image_is_named(tmp_path):
+    pixels = HIGH.pixels.copy()
+    pixels[2:6, 8:14, 8:14] = 0
+    exam = read(tmp_path, T2, LOW, HIGH.but(pixels=pixels), MAP_SCAN)
+    (text,) = [text for text in exam.warnings if "exactly 0 amid signal" in text]
+    assert text.startswith("series 5 and its like: 2 ml of the image at b = 800")
+
+
 def test_inverted_images_are_no_measurements(tmp_path):
     inverted = T2.but(elements=T2.elements | {"PhotometricInterpretation": "MONOCHROME1"})
     assert refused(tmp_path, inverted, *EXAM[1:])[0] == "no_t2"
