@@ -120,7 +120,7 @@ def damage_structure(place: Path, args: argparse.Namespace, times: list[float]) 
 
 def keep(folder: Path, place: Path | None, name: str) -> None:
     """Keep a case that went wrong, if that is wanted."""
-    if place:
+    if place and folder.is_dir():  # else it was not even made
         shutil.copytree(folder, place / name, dirs_exist_ok=True)
 
 

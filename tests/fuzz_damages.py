@@ -397,7 +397,7 @@ _decoy(
 _decoy(
     "t2_subtraction", NOTHING, SeriesDescription="t2_tse_tra_SUB", ImageType=["DERIVED", "PRIMARY", "M", "SUBTRACTION"]
 )
-_decoy("t2_reformat", NOTHING, SeriesDescription="t2_tse_tra_MPR", ImageType=["DERIVED", "SECONDARY", "MPR"])
+_decoy("t2_reformat", "reformation", SeriesDescription="t2_tse_tra_MPR", ImageType=["DERIVED", "SECONDARY", "MPR"])
 _decoy("t2_phase", NOTHING, ImageType=["ORIGINAL", "PRIMARY", "P", "ND"])
 _decoy("seg_called_t2", NOTHING, SOPClassUID=SegmentationStorage, Modality="SEG", ImageType=["DERIVED", "PRIMARY"])
 _decoy(

@@ -355,6 +355,8 @@ def map_and_highest_b_change_content(exam: Exam, rng: np.random.Generator) -> bo
     high = [one for one in exam.of("dwi", exam.b_values[-1]) if one.direction in ("", "1")]
     if "adc" not in exam.parts() or exam.enhanced:
         return False
+    if len(high) != len(exam.of("adc")):  # another damage took slices
+        return False
     for one, other in zip(high, exam.of("adc"), strict=True):
         one.pixels, other.pixels = other.pixels, one.pixels
     return all(one.direction == "" for one in high)

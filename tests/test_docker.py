@@ -100,6 +100,7 @@ def test_programs_run_on_a_read_only_checkout_without_a_home(for_everyone: Path)
     environment = {
         "PATH": os.environ["PATH"], "PYTHONPATH": str(app), "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/nonexistent",
         "TMPDIR": str(temporary), "MPLCONFIGDIR": str(temporary / "matplotlib"),
+        "MRI_ALM_STATE": str(runs / ".mri-alm"),
     }  # fmt: skip
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", commands], env=environment, capture_output=True, text=True, check=False

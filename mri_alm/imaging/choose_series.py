@@ -239,6 +239,8 @@ def choose_t2(series: Sequence[Series], sets: Sequence[DiffusionSet], warnings: 
         warnings.append(
             f"{series_name(best)} is coarse for a T2 of the prostate: {pixel:.1f} mm pixels, {gap:.1f} mm slices."
         )
+    if best.secondary:
+        warnings.append(f"{series_name(best)} is a reformation (secondary images), and no original axial T2 was found.")
     left = planes[planes.index(best) + 1 :]
     for one in left:
         if _compare(best, one, sets)[0] == 0 and not _equal(volume, build_volume(one.frames, series_name(one))):
@@ -319,7 +321,7 @@ def build_diffusion(group: DiffusionSet) -> Diffusion:
                 raise
             warnings.append(f"b = {b:g} left out, as the ADC map and b = {high:g} do without: {error.message}")
     acquired = {b: acquired[b] for b in dwi}
-    hbv = dwi[high] if high in dwi else _volume(calculated[high], high)
+    hbv = dwi[high] if high in dwi else _blanked(calculated[high], high)
     cut, note = common_slices({f"b = {b:g}": image for b, image in dwi.items()} | {f"b = {high:g}": hbv})
     dwi, hbv = {b: cut[f"b = {b:g}"] for b in dwi}, cut[f"b = {high:g}"]
     check_decay(dwi, f"{series_name(group.first)} and its like", warnings)
@@ -349,6 +351,10 @@ class _Source:
 
 def _volume(found: _Source, b: float) -> sitk.Image:
     return build_mean(found.frames, f"{' and '.join(map(series_name, found.series))} at b = {b:g}")
+
+
+def _blanked(found: _Source, b: float) -> sitk.Image:
+    return build_volume(found.frames, f"{series_name(found.series[0])} at b = {b:g}", blanked=True)
 
 
 def _by_b(series: Sequence[Series], warnings: list[str]) -> dict[float, _Source]:

@@ -30,12 +30,14 @@ SPACING_MM = 0.01, 100.0  # anything else is no MR image
 MAX_VOXELS = 2**27  # 512 MiB as float32, twenty times the largest prostate series; a damaged header may claim anything
 
 
-def build_volume(frames: list[Frame], name: str) -> sitk.Image:
+def build_volume(frames: list[Frame], name: str, *, blanked: bool = False) -> sitk.Image:
     """One float32 volume in LPS millimetres from frames in any order, rescaled per frame.
 
     Args:
         frames: All frames of one volume.
         name: What the error messages call it, such as ``"series 6 at b = 800"``.
+        blanked: Slices of one value are part of it, as of calculated images that are blanked where they show noise;
+            otherwise they are left out at the ends, and refused in between.
 
     Raises:
         StudyError: ``geometry``, ``duplicate_slices``, ``slice_gap``, ``too_few_slices``, ``no_decoder``,
@@ -49,7 +51,9 @@ def build_volume(frames: list[Frame], name: str) -> sitk.Image:
     frames, positions = [frames[i] for i in order], positions[order]
     gap = _gap(positions, direction[2], name)
     _check_locations(frames, name)
-    stack, first = _without_empty(_stack(frames, name), name)
+    stack, first = _stack(frames, name), 0
+    if not blanked:
+        stack, first = _without_empty(stack, name)
     _check_scales(stack, frames[first : first + len(stack)], name)
     image = sitk.GetImageFromArray(stack)
     image.SetSpacing((frames[0].spacing[1], frames[0].spacing[0], gap))

@@ -13,5 +13,5 @@ def tolerate_any_letter() -> None:
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # not what a notebook or a test puts in its place
-            with contextlib.suppress(ValueError):  # closed
+            with contextlib.suppress(ValueError, OSError):  # closed, or a pipe in place of a file
                 stream.reconfigure(errors="backslashreplace")

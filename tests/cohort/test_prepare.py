@@ -481,7 +481,7 @@ def test_exit_status(export: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_exit_status_of_a_bug_is_1_with_its_traceback(export: Path, tmp_path: Path) -> None:
+def test_a_bug_costs_one_study_and_leaves_a_report(export: Path, tmp_path: Path) -> None:
     code = (
         "import runpy, sys; import mri_alm.cohort.prepare_study as p; "
         "p.study_strip = lambda *_: 1 / 0; "
@@ -492,8 +492,10 @@ def test_exit_status_of_a_bug_is_1_with_its_traceback(export: Path, tmp_path: Pa
     found = subprocess.run(
         [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert found.returncode == 1
-    assert "ZeroDivisionError" in found.stderr
+    assert found.returncode == 2
+    assert "Traceback" not in found.stderr
+    (report,) = (tmp_path / "c").glob("*/bug_report.txt")
+    assert "ZeroDivisionError" in report.read_text()
 
 
 def test_every_error_code_is_explained_to_the_user() -> None:
