@@ -33,9 +33,9 @@ from mri_alm.imaging.plausibility import (
     scanner_map_holds,
     warn_if_cut_off,
 )
-from mri_alm.imaging.registration import PREPARED_IMAGES, Facts, Images, mask_centre, same_grid
+from mri_alm.imaging.registration import PREPARED_IMAGES, Facts, Images, mask_centre
 from mri_alm.imaging.series import Series, group_series
-from mri_alm.imaging.volume import build_mean, build_volume, geometric_mean
+from mri_alm.imaging.volume import build_mean, build_volume, common_slices, geometric_mean
 
 _VENDORS = r"\b(siemens|philips|ge|canon|toshiba|uih|hitachi|fujifilm|mri-alm)\b"
 _MODELS = (  # Siemens, GE, Philips, Toshiba and Canon, Hitachi, United Imaging, and our phantom
@@ -401,8 +401,12 @@ def _numbers_only(image: sitk.Image, name: str, images: Images, warnings: list[s
 
 def _check_adc(adc: sitk.Image, series: dict[float, sitk.Image], report: Facts) -> None:
     """Whether a map can be true by itself, and beside the images it is said to be from."""
-    fitted = report["adc_source"] == "given" and len(series) > 1 and same_grid(adc, low := series[min(series)])
-    if fitted and (problem := scanner_map_holds(adc, fit_adc(series), low)):
+    problem = ""
+    if report["adc_source"] == "given" and len(series) > 1:
+        with contextlib.suppress(StudyError):  # on another grid, where nothing can be compared voxel by voxel
+            cut, _ = common_slices({"adc": adc, "fit": fit_adc(series), "low": series[min(series)]})
+            problem = scanner_map_holds(cut["adc"], cut["fit"], cut["low"])
+    if problem:
         raise StudyError(
             "adc_contradicts",
             f"Column adc contradicts the fit to column dwi ({problem}): a scale, a b-value or the file is wrong. "
