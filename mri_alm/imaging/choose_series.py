@@ -43,7 +43,7 @@ class DiffusionSet:
     @property
     def first(self) -> Series:
         """The series that stands for the set."""
-        return (self.dwi or self.calculated)[0]
+        return (self.dwi or self.calculated or self.adc)[0]
 
     @property
     def usable(self) -> bool:
@@ -55,8 +55,8 @@ class DiffusionSet:
         """How good the set is: an ADC can be had, many acquired b-values, a high b, late."""
         acquired = {b for series in self.dwi for b in series.b_values}
         every = [b for series in self.dwi + self.calculated for b in series.b_values]
-        late = max(series.time for series in self.dwi + self.calculated)
-        return self.usable, len(acquired), max(every), late
+        late = max(series.time for series in self.dwi + self.calculated or self.adc)
+        return self.usable, len(acquired), max(every, default=0.0), late
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Diffusion:
     """The built volumes of a diffusion set, the series they came from and what is to be said about them."""
 
     adc: sitk.Image
-    hbv: sitk.Image
+    hbv: sitk.Image | None
     dwi: dict[float, sitk.Image]
     used: list[Series]
     warnings: list[str]
@@ -102,6 +102,8 @@ def diffusion_sets(series: Sequence[Series], warnings: list[str]) -> list[Diffus
                 sets.append(home := DiffusionSet())
             getattr(home, role).append(one)
     unknown = _complete(sets, series, warnings)
+    if not sets and not unknown:  # some exports hold the ADC map alone
+        sets = [DiffusionSet(adc=[one]) for one in series if one.role == "adc"]
     if sets:
         return sorted(sets, key=lambda group: group.rank, reverse=True)
     if unknown:
@@ -116,7 +118,10 @@ def diffusion_sets(series: Sequence[Series], warnings: list[str]) -> list[Diffus
         raise StudyError(
             "mosaic", f"The only diffusion-like series cannot be used: {reason}. Export one image per slice."
         )
-    raise StudyError("no_diffusion", "No diffusion series with an image above b = 0. Export DWI and ADC of this study.")
+    raise StudyError(
+        "no_diffusion",
+        "No diffusion series with an image above b = 0, and no ADC map. Export DWI and ADC of this study.",
+    )
 
 
 def _complete(sets: list[DiffusionSet], series: Sequence[Series], warnings: list[str]) -> list[Series]:
@@ -263,7 +268,10 @@ def refuse_equal_sets(group: DiffusionSet, sets: Sequence[DiffusionSet], built: 
         StudyError: ``several_diffusion``.
     """
     for other in sets:
-        if other is not group and other.rank == group.rank and not _equal(built.hbv, build_diffusion(other).hbv):
+        if other is group or other.rank != group.rank:
+            continue
+        same = build_diffusion(other)
+        if not _equal(built.hbv or built.adc, same.hbv or same.adc):
             raise StudyError(
                 "several_diffusion",
                 f"{series_name(group.first)} and {series_name(other.first)} are equally good diffusion sets. "
@@ -309,6 +317,9 @@ def build_diffusion(group: DiffusionSet) -> Diffusion:
             f"In {series_name(group.first)} and its like, slice locations rise with the positions in one series and "
             "fall in another: the slices of one are in reverse order. Export them again.",
         )
+    if group.first in group.adc:
+        adc, adc_series, info = _adc(group, {}, None, warnings)
+        return Diffusion(adc, None, {}, adc_series, warnings, info | {"b_values": [], "dwi": [], "hbv": None})
     acquired = _by_b(group.dwi, warnings)
     calculated = {b: found for b, found in _by_b(group.calculated, warnings).items() if b not in acquired}
     high = max(acquired | calculated)
@@ -397,7 +408,7 @@ def _one_of(several: list[_Source], b: float, warnings: list[str]) -> _Source:
 
 
 def _adc(
-    group: DiffusionSet, dwi: dict[float, sitk.Image], hbv: sitk.Image, warnings: list[str]
+    group: DiffusionSet, dwi: dict[float, sitk.Image], hbv: sitk.Image | None, warnings: list[str]
 ) -> tuple[sitk.Image, list[Series], dict[str, Any]]:
     """ADC in 1e-6 mm2/s, the series it came from (none when fitted) and its record.
 
@@ -420,7 +431,8 @@ def _adc(
             continue
         if not problem:
             check_adc(adc, f"The ADC map {series_name(one)}", warnings)
-            check_maps(adc, hbv)
+            if hbv is not None:
+                check_maps(adc, hbv)
             if len(group.adc) > 1:
                 warnings.append(f"{len(group.adc)} ADC maps fit: took {series_name(one)}.")
             return adc, [one], {"adc": chosen(one), "adc_source": "scanner", "adc_units": unit}
@@ -447,5 +459,5 @@ def _contradiction(adc: sitk.Image, name: str, fit: sitk.Image, low: sitk.Image)
 
 def _adc_candidates(group: DiffusionSet) -> list[Series]:
     """The scanner's ADC maps of a set, originals first, then those nearest in time to its images."""
-    times = [one.time for one in group.dwi + group.calculated]
+    times = [one.time for one in group.dwi + group.calculated or group.adc]
     return sorted(group.adc, key=lambda one: (one.secondary, min(abs(one.time - time) for time in times), one.number))

@@ -62,7 +62,7 @@ class Exam:
     Args:
         t2: Axial T2.
         adc: ADC in 1e-6 mm2/s.
-        hbv: The highest b-value there is, acquired or calculated by the scanner.
+        hbv: The highest b-value there is, acquired or calculated by the scanner; None where there is an ADC map alone.
         dwi: b in s/mm2 -> acquired image.
         warnings: Sentences a person should read.
         info: JSON-able facts: scanner, chosen series with reasons, b-values, counts of files. No identity.
@@ -71,7 +71,7 @@ class Exam:
 
     t2: sitk.Image
     adc: sitk.Image
-    hbv: sitk.Image
+    hbv: sitk.Image | None
     dwi: dict[float, sitk.Image]
     warnings: list[str]
     info: dict[str, Any]
@@ -244,7 +244,7 @@ def load_images(item: Mapping[Any, Any]) -> tuple[Images, Facts]:
 
 def study_images(study: Exam) -> tuple[Images, Facts]:
     """The same of a DICOM study already read."""
-    images = {"t2": study.t2, "adc": study.adc, "hbv": study.hbv}
+    images = {"t2": study.t2, "adc": study.adc} | ({} if study.hbv is None else {"hbv": study.hbv})
     facts = {"warnings": study.warnings, "hbv_b": (study.info.get("hbv") or {}).get("b")}
     return images, study.info | facts | image_geometry(images)
 

@@ -262,7 +262,6 @@ def truncate(ds, index):
         ((B50, B800, ADC), "no_t2", "found none"),
         ((T2.but(orientation=(0.0, 1.0, 0.0, 0.0, 0.0, -1.0)), B50, B800), "no_t2", "only sagittal ones"),
         ((T2,), "no_diffusion", "No diffusion series with an image above b = 0"),
-        ((T2, ADC), "no_diffusion", "No diffusion series"),
         ((T2, diffusion(6, None)), "b_unknown", "No b-value above 0 in the headers of series 6"),
         ((T2, B800.but(image_type=(*DIFFUSION, "MOSAIC"))), "mosaic", "slices tiled into one picture"),
         ((T2, B800), "adc_unfit", "needs two b-values"),

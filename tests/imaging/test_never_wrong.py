@@ -14,7 +14,8 @@ from pydicom.uid import DeflatedExplicitVRLittleEndian, SecondaryCaptureImageSto
 from mri_alm.errors import StudyError
 from mri_alm.imaging.dicom_files import find_studies
 from mri_alm.imaging.diffusion import b_value, shells
-from mri_alm.imaging.exam import read_study
+from mri_alm.imaging.exam import read_study, study_images
+from mri_alm.imaging.registration import missing_high_b
 from mri_alm.imaging.series import group_series, trust_positions
 
 PLAIN = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
@@ -403,6 +404,14 @@ def test_a_hole_of_zeros_in_an_acquired_image_is_named(tmp_path):
 def test_inverted_images_are_no_measurements(tmp_path):
     inverted = T2.but(elements=T2.elements | {"PhotometricInterpretation": "MONOCHROME1"})
     assert refused(tmp_path, inverted, *EXAM[1:])[0] == "no_t2"
+
+
+def test_an_adc_map_alone_is_an_exam_without_high_b(tmp_path):
+    exam = read(tmp_path, T2, MAP_SCAN)
+    np.testing.assert_allclose(adc_of(exam), ADC, atol=1)
+    images, facts = study_images(exam)
+    assert (exam.hbv, exam.info["adc_source"]) == (None, "scanner")
+    assert missing_high_b(images, facts) == "The exam has no high-b image"
 
 
 # Where b is kept
