@@ -93,6 +93,8 @@ def _study(item: Facts | InputError, exam: Exam | Table, named: str) -> tuple[st
         if isinstance(item, InputError):
             raise item
         images, facts = load_images(item)
+        if "hbv" not in images:  # as every program refuses it, but for a model trained without
+            raise StudyError("no_high_b", "")
         after, report = onto_grid(images, facts, spacing=(3.0, 3.0, 3.0), size=(20, 20, 8), register=False)
     except InputError as error:
         return "refused", error.code if isinstance(error, StudyError) else "input"

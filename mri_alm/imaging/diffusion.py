@@ -11,6 +11,7 @@ import SimpleITK as sitk  # noqa: N813
 from numpy.typing import NDArray
 from pydicom.dataset import Dataset
 from pydicom.tag import BaseTag
+from scipy.stats import spearmanr
 
 from mri_alm.errors import StudyError
 from mri_alm.runtime.files import bvals_of
@@ -260,6 +261,13 @@ def _float(value: object) -> float:
         return float(str(value).strip("\x00 "))
     except ValueError:
         return math.nan
+
+
+def rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+    """Spearman's, of two sets of positive values; 1 where either is constant, so that nothing contradicts the other."""
+    if any(np.ptp(values) <= 1e-6 * np.abs(values).max() for values in (one, other)):
+        return 1.0
+    return float(spearmanr(one, other).statistic)
 
 
 def central_field(image: sitk.Image) -> NDArray[np.float64]:

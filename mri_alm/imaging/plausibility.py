@@ -18,7 +18,15 @@ from scipy.ndimage import binary_fill_holes, label, minimum_filter, uniform_filt
 from scipy.stats import spearmanr
 
 from mri_alm.errors import StudyError
-from mri_alm.imaging.diffusion import MAX_CUT_OFF, MIN_TISSUE, TISSUE, adc_unit, central_field, fit_adc
+from mri_alm.imaging.diffusion import (
+    MAX_CUT_OFF,
+    MIN_TISSUE,
+    TISSUE,
+    adc_unit,
+    central_field,
+    fit_adc,
+    rank_correlation,
+)
 from mri_alm.imaging.series import Series
 from mri_alm.imaging.volume import build_mean
 
@@ -111,7 +119,7 @@ def check_decay(dwi: Mapping[float, sitk.Image], name: str, warnings: list[str])
                 "but not more than in water. b-values or images were exchanged, or a scale was lost. Export again.",
             )
         one, other = central_field(dwi[low]), central_field(dwi[high])
-        straight, turned = (float(spearmanr(one[tissue], way[tissue]).statistic) for way in (other, other[::-1]))
+        straight, turned = (rank_correlation(one[tissue], way[tissue]) for way in (other, other[::-1]))
         if turned > TURNED[0] and turned - straight > TURNED[1]:
             raise StudyError(
                 "geometry",
@@ -148,7 +156,7 @@ def scanner_map_holds(adc: sitk.Image, fit: sitk.Image, low: sitk.Image) -> str:
     if both.sum() < MIN_TISSUE:
         return ""
     ratio = float(np.median(mine[both] / fitted[both]))
-    alike = float(spearmanr(mine[both], fitted[both]).statistic) if np.ptp(mine[both]) and np.ptp(fitted[both]) else 0.0
+    alike = rank_correlation(mine[both], fitted[both])
     if MAP_OVER_FIT[0] <= ratio <= MAP_OVER_FIT[1] and alike >= MAP_LIKE_FIT:
         return ""
     return f"median {ratio:.2g} times the fitted one's, rank correlation {alike:.2f}"

@@ -12,11 +12,10 @@ import SimpleITK as sitk  # noqa: N813
 from numpy.typing import NDArray
 from pydicom.pixels import get_decoder
 from scipy.ndimage import uniform_filter
-from scipy.stats import spearmanr
 
 from mri_alm.errors import StudyError
 from mri_alm.imaging.dicom_files import DAMAGED, read_dicom
-from mri_alm.imaging.diffusion import MIN_TISSUE, TISSUE, central_field
+from mri_alm.imaging.diffusion import MIN_TISSUE, TISSUE, central_field, rank_correlation
 from mri_alm.imaging.series import SAME_VOXEL, Frame
 
 GAP_TOLERANCE = 0.05  # of the median distance between slices
@@ -130,7 +129,7 @@ def check_repeats(volumes: Sequence[sitk.Image], name: str) -> None:
         others = np.median(np.delete(fields, number - 1, axis=0), axis=0)[tissue]
         own = field[tissue]
         ratio = (np.median(own) + 1e-6) / (np.median(others) + 1e-6)
-        alike = 1.0 if np.ptp(own) == 0 == np.ptp(others) else spearmanr(own, others).statistic
+        alike = rank_correlation(own, others)
         if not 1 / REPEATS_RATIO < ratio < REPEATS_RATIO or not alike > REPEATS_LIKE:
             raise StudyError(
                 "volumes_differ",
