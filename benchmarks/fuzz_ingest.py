@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from fuzz import FORMATS, make, read, write_sources
 from fuzz_structure import EVERY, ORDER, WRONG, Outcome, structure_outcome
 
-SECONDS = 60
+SECONDS = 20
 MEMORY = 1 << 30  # bytes of address space above what the process holds at its start
 
 

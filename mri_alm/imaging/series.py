@@ -120,10 +120,8 @@ class Series:
     @property
     def slices_rise(self) -> bool | None:
         """Whether SliceLocation rises with the position along the normal; None where the headers do not say."""
-        ends = sorted(self.frames, key=lambda frame: float(frame.position @ self.frames[0].normal))[
-            :: len(self.frames) - 1 or 1
-        ]
-        first, last = ends[0].location, ends[-1].location
+        normal = self.frames[0].normal
+        first, last = (end(self.frames, key=lambda frame: frame.position @ normal).location for end in (min, max))
         return None if first is None or last is None or first == last else last > first
 
     @property

@@ -21,8 +21,8 @@ from mri_alm.imaging.series import SAME_VOXEL, Frame
 GAP_TOLERANCE = 0.05  # of the median distance between slices
 COSINE_TOLERANCE = 1e-4
 SAME_PLACE_MM = 0.01
-SCALE_JUMP = 1.7  # of a slice's median over its neighbours'; the gland's slices differ by a tenth
-# Repeats and directions of one b: signals of tissue differ by up to 1.6 along and across its fibres at b = 1,500.
+SCALE_JUMP = 1.7  # of a slice's median over its neighbours'; 1.15 at most on the exams
+# Repeats and directions of one b: diffusivities 0.3e-3 mm2/s apart differ by 1.6 at b = 1,500.
 REPEATS_RATIO = 2.0
 REPEATS_LIKE = 0.5
 SPACING_MM = 0.01, 100.0  # anything else is no MR image

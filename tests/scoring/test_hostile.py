@@ -98,6 +98,12 @@ def test_paths_that_no_system_takes_are_sentences_not_tracebacks(cohort: Path, t
         read_manifest(manifest(cohort, t2))
 
 
+@pytest.mark.parametrize("names", [{"t2": "a\0b.nii"}, {"t2": "t2.nii", "study": "a\0b"}])
+def test_zero_bytes_in_a_table_are_a_sentence(cohort: Path, names: dict[str, str]) -> None:
+    with pytest.raises(InputError, match="line 2 holds zero bytes: the file is damaged"):
+        read_manifest(manifest(cohort, *names.values()))
+
+
 @pytest.mark.parametrize("study", ["../x", "a\\b", "..", ".hidden", "x" * 101, "a\x1b[2Jb", "a\nb", "a\u202eb"])
 def test_a_study_s_name_that_is_no_file_name_is_refused(cohort: Path, study: str) -> None:
     with pytest.raises(InputError, match="has no usable name in column study"):
