@@ -28,9 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="run folder of a finished training")
     parser.add_argument("--output", type=Path, required=True, help="folder to write, new or empty")
+    parser.add_argument("--trust", action="store_true", help="the run's config is a program of your own: run it")
     options = parser.parse_args(arguments)
     with user_errors(), private_files():
-        export_bundle(TrainedRun(options.model), options.output, source=Path(__file__).resolve().parents[1])
+        licence = Path(__file__).resolve().parents[1] / "LICENSE"
+        export_bundle(TrainedRun(options.model, trust=options.trust), options.output, licence=licence)
     print(f"Written: {options.output}. Read {options.output / 'docs' / 'README.md'} before you share it.")
     return 0
 

@@ -1,15 +1,16 @@
-"""What would a MONAI bundle run? Listed before anything of it does; refused where it is not in an allow-list.
+"""What would a MONAI bundle or a run folder execute? Listed without anything of it being run.
 
-    python pipelines/inspect_bundle.py BUNDLE_FOLDER
+    python pipelines/inspect_bundle.py BUNDLE_OR_RUN_FOLDER
     python pipelines/inspect_bundle.py configs/prostate_alm.json
 
-One line for each _target_, $ expression, import and macro, with file and identifier. Of a folder every JSON and YAML
-file counts, and code, pickles and links that lead out of it are refused. Of a file, macros are followed from the
-working directory. Nothing is evaluated. Exit status: 0 nothing refused, or --trust; 1 something is; 2 the input
-cannot be read. docs/security.md says what such a check cannot see.
+Of mri-alm's own configs the settings are shown that are not the shipped ones. Every other file is listed with each
+place where it differs, and with each callable, expression and file that it names. Nothing says that the rest of such a
+bundle is harmless: MONAI's own `run` executes all of it. Exit status: 0 only mri-alm's own configs, 1 anything else,
+2 the input cannot be read. docs/security.md says more.
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,18 +28,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Inspect and list; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("place", type=Path, metavar="FOLDER_OR_CONFIG", help="a bundle's folder, or a config file")
-    parser.add_argument("--trust", action="store_true", help="list what is refused, and exit with 0 all the same")
-    options = parser.parse_args(arguments)
     with user_errors():
-        findings = inspect_bundle(options.place)
-    for finding in findings:
-        print(finding)
-    bad = sum(bool(finding.problem) for finding in findings)
-    callables = len({name for finding in findings for name in finding.names})
-    print(f"{len(findings)} findings, {callables} callables, {bad} refused.")
-    if bad and not options.trust:
-        print("Read the refused lines; run it only if you trust whoever made it (--trust).", file=sys.stderr)
-    return int(bad > 0 and not options.trust)
+        files = inspect_bundle(parser.parse_args(arguments).place)
+    for file in files:
+        if file.own:
+            settings = ", ".join(f"{name} = {json.dumps(value)}" for name, value in file.settings.items())
+            print(f"{file.name}: mri-alm's own config, settings: {settings or 'as shipped'}")
+            continue
+        print(f"{file.name}: not one of mri-alm's own configs")
+        for line in file.differences:
+            print(f"  differs  {line}")
+        for place, text in file.calls:
+            print(f"  names    {place}: {text}")
+    others = [file for file in files if not file.own]
+    if not others:
+        print(f"{len(files)} configs of mri-alm, other values of settings at most: they do what the shipped ones do.")
+        return 0
+    print(
+        f"{len(others)} of {len(files)} files are somebody's program. `monai.bundle run` executes it with your rights, "
+        "also what is not listed here; score.py refuses such a run without --trust.",
+        file=sys.stderr,
+    )
+    return 1
 
 
 if __name__ == "__main__":

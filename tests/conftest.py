@@ -1,9 +1,11 @@
 import logging
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from shell import WarmPython
 from small_cohort import train, write_cohort
 
 ROOT = Path(__file__).parents[1]
@@ -42,6 +44,17 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(manifest: Path, tmp_path_factory: pytest.TempPathFactory, at_root: None) -> Path:
     """A finished run on it; not to be changed."""
     return train(manifest, tmp_path_factory.mktemp("trained") / "run")
+
+
+@pytest.fixture(scope="session")
+def python(at_root: None) -> Iterator[WarmPython]:
+    """A ``python`` for the programs, as a shell starts them."""
+    with tempfile.TemporaryDirectory() as folder:
+        python = WarmPython(Path(folder))
+        server = python.warm()
+        next(server)
+        yield python
+        server.close()
 
 
 @pytest.fixture

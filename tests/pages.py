@@ -15,13 +15,12 @@ import os
 import re
 import shlex
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from shell import ROOT, WarmPython
+
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
@@ -88,26 +87,11 @@ class Checkout:
         for name in ("benchmarks", "cohorts", "configs", "docker", "docs", "mri_alm", "pipelines"):
             (self.root / name).symlink_to(ROOT / name)
         self.done: set[str] = set()
-        self._socket = folder / "python.socket"
-        self._bin = folder / "bin"
-        self._bin.mkdir()
-        stand_in = self._bin / "python"
-        words = (sys.executable, "-E", "-S", str(Path(__file__).with_name("warm_python.py")), "ask", str(self._socket))
-        stand_in.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
-        stand_in.chmod(0o755)
+        self._python = WarmPython(folder)
 
     def warm(self) -> Iterator[None]:
         """Keep the server behind ``python`` while suspended."""
-        script = Path(__file__).with_name("warm_python.py")
-        with subprocess.Popen([sys.executable, str(script), "serve", str(self._socket)]) as server:
-            try:
-                while not self._socket.exists():
-                    if server.poll() is not None:
-                        raise RuntimeError(f"tests/warm_python.py ended with status {server.returncode}")
-                    time.sleep(0.1)
-                yield
-            finally:
-                server.terminate()
+        return self._python.warm()
 
     def run(self, page: Path) -> str:
         """Write a page's files and run its blocks in one shell; what another page has run is not run again.
@@ -132,7 +116,7 @@ class Checkout:
                 if block.language == "python":
                     script = f"cat > block.py <<'END OF BLOCK'\n{script}\nEND OF BLOCK\npython block.py"
                 lines += [f"echo '== {block.place}'", block.notes.get("run first", ":"), script]
-        environment = os.environ | {"PATH": f"{self._bin}{os.pathsep}{os.environ['PATH']}"}
+        environment = os.environ | {"PATH": f"{self._python.folder}{os.pathsep}{os.environ['PATH']}"}
         done = subprocess.run(
             ["bash", "-c", "\n".join(lines)], cwd=self.root, env=environment, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,

@@ -8,6 +8,7 @@ ends as an interpreter of its own would.
     warm_python.py ask SOCKET ARGUMENTS    # what the stand-in for `python` calls
 """
 
+import gc
 import json
 import os
 import runpy
@@ -28,6 +29,8 @@ def serve(path: str) -> dict[str, Any]:
     """Answer requests for ever; returns, with the request, in each child only."""
     for name in MODULES:
         import_module(name)
+    gc.collect()
+    gc.freeze()  # a child's collector need not touch, and so copy, what it shares
     door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     door.bind(path)
     door.listen()

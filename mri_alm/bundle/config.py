@@ -27,7 +27,7 @@ from mri_alm.alm import processes
 from mri_alm.alm.schedule import preset
 from mri_alm.bundle.old_runs import same_part
 from mri_alm.bundle.run_folder import RunFolder
-from mri_alm.bundle.settings import FREE_SETTINGS, RENAMED_SETTINGS, SETTINGS, Setting, check_values, settle
+from mri_alm.bundle.settings import FREE_SETTINGS, MARKS, RENAMED_SETTINGS, SETTINGS, Setting, check_values, current_names, settle
 from mri_alm.errors import InputError, did_you_mean, find_cause
 from mri_alm.runtime.console import tolerate_any_letter
 from mri_alm.runtime.files import write_json
@@ -37,7 +37,6 @@ logger = logging.getLogger("mri_alm")
 
 PACKAGES = ("mri-alm", "torch", "monai", "SimpleITK", "numpy", "scikit-learn")
 _MONAI = os.path.join("monai", "bundle", "__main__.py")  # noqa: PTH118 - the end of sys.argv[0]
-_MARKS = {"$": "code", "@": "a reference", "%": "a file"}
 _FREE_PARTS = ("device", "local_rank", "replica", "initialize", "finalize")  # what configs/multi_gpu.json sets
 _KNOWN = (  # the last three are read by mri_alm.training, and by MONAI's --tracking
     "imports", "initialize", "run", "finalize", "prepared", "prepared_batches",
@@ -160,9 +159,9 @@ def check_words(words: Mapping[str, str]) -> None:
         setting = _setting(name)
         if word == "None":
             raise InputError(f"MONAI ignores --{name} None. Write --{name} '$None' instead.")
-        if setting and word[:1] in _MARKS and word != "$None":
+        if setting and word[:1] in MARKS and word != "$None":
             raise InputError(
-                f"--{name} begins with {word[0]}, which MONAI takes for {_MARKS[word[0]]}, and a setting is a value. "
+                f"--{name} begins with {word[0]}, which MONAI takes for {MARKS[word[0]]}, and a setting is a value. "
                 f"Write the value; a file or folder of that name as ./{word}."
             )
         if setting and setting.kind == "text" and "#" in word:
@@ -270,7 +269,7 @@ def refuse_other_settings(run: RunFolder, config: dict[str, Any]) -> None:
     if not run.config.exists():
         return
     mine = _as_json(config)
-    theirs = {RENAMED_SETTINGS.get(name, name): value for name, value in run.record["config"].items()}
+    theirs = current_names(run.record["config"])
     for name, setting in SETTINGS.items():
         if name in mine and name not in theirs:
             theirs[name] = setting.default
@@ -308,7 +307,7 @@ def _as_json(config: dict[str, Any]) -> dict[str, Any]:
 def _path_as_text(path: Any) -> str:
     """A path as text that MONAI does not evaluate when it reads it back."""
     text = os.fspath(path)
-    return f"./{text}" if text.startswith((*_MARKS,)) else text
+    return f"./{text}" if text.startswith((*MARKS,)) else text
 
 
 def member_parser(config: dict[str, Any], split: int, cohort: Any) -> ConfigParser:

@@ -15,6 +15,7 @@ from safetensors.torch import save as serialised
 from mri_alm.bundle.checkpoints import save_tensors
 from mri_alm.bundle.run_folder import RunFolder
 from mri_alm.bundle.settings import PRIVATE_SETTINGS, SETTINGS
+from mri_alm.bundle.shipped import configs_folder, shipped_config
 from mri_alm.bundle.trained_run import Ensemble, MeanLogit, TrainedRun
 from mri_alm.cohort.protocol import trained_in_words, training_note
 from mri_alm.errors import InputError
@@ -54,13 +55,13 @@ know.
 """
 
 
-def export_bundle(run: TrainedRun, output: Path, *, source: Path) -> None:
+def export_bundle(run: TrainedRun, output: Path, *, licence: Path) -> None:
     """Write a bundle of a finished run.
 
     Args:
         run: What to share.
         output: Folder to write, new or empty.
-        source: Folder that holds ``configs`` (``inference.json``, ``metadata.json``) and ``LICENSE`` of this project.
+        licence: The project's ``LICENSE``.
 
     Raises:
         InputError: If the folder is not empty or cannot be written, or the run cannot be read.
@@ -68,49 +69,35 @@ def export_bundle(run: TrainedRun, output: Path, *, source: Path) -> None:
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
         raise InputError(f"{output} is not empty. Give a new folder: files of another model must not stay in a bundle.")
     with write_atomically(output) as part:
-        _write(run, part, source)
+        _write(run, part, licence)
 
 
-def _write(run: TrainedRun, output: Path, source: Path) -> None:
+def _write(run: TrainedRun, output: Path, licence: Path) -> None:
     """All files of :func:`export_bundle`."""
     members = run.ensemble().members
-    network = _network(run)
     for name, member in zip(run.checkpoints, members, strict=True):
         state = {key: value.contiguous() for key, value in member.state_dict().items()}
         write_bytes(output / "models" / f"{name}.safetensors", serialised(state, {"format": "pt"}))
     digests = {name: sha256(output / "models" / f"{name}.safetensors") for name in run.checkpoints}
     save_tensors(output / "models" / "model.pt", MeanLogit(Ensemble(list(members))).state_dict())
-    bundle, configs = RunFolder(output), source / "configs"
+    bundle = RunFolder(output)
     write_json(bundle.threshold, run.point.to_json() | {"checkpoints": digests})
     write_json(bundle.config, {key: _neutral(value) for key, value in run.run.record.items()})
     if run.trained_on:
         write_json(bundle.protocol, run.trained_on)
-    inference = read_json(configs / "inference.json")
-    write_json(output / "configs" / "inference.json", inference | _inference(network, len(members)))
-    metadata = _metadata(read_json(configs / "metadata.json"), run)
+    write_json(output / "configs" / "inference.json", inference_config(run))
+    metadata = _metadata(read_json(configs_folder() / "metadata.json"), run)
     write_json(output / "configs" / "metadata.json", metadata)
     write_bytes(output / "docs" / "README.md", _card(metadata, run).encode())
-    write_bytes(output / "LICENSE", (source / "LICENSE").read_bytes())
+    write_bytes(output / "LICENSE", licence.read_bytes())
 
 
-def _network(run: TrainedRun) -> dict[str, Any]:
-    """The member's ``_target_`` with every reference replaced by its value."""
-    parser = ConfigParser(deepcopy(run.config))
-    network: dict[str, Any] = parser.get_parsed_content("network_def", instantiate=False).get_config()
-    return network
-
-
-def _neutral(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that name places, people and studies as they ship; the run is the bundle's own folder."""
-    hidden = {name: SETTINGS[name].default for name in PRIVATE_SETTINGS & SETTINGS.keys()} | {"run_dir": "."}
-    return {key: hidden.get(key, value) for key, value in values.items()}
-
-
-def _inference(network: dict[str, Any], count: int) -> dict[str, Any]:
-    """What differs from ``configs/inference.json``: the run is the bundle, and the network stands there in full."""
-    return {
+def inference_config(run: TrainedRun) -> dict[str, Any]:
+    """``configs/inference.json`` of a run's bundle: the run is the bundle, and the network stands there in full."""
+    network = ConfigParser(deepcopy(run.config)).get_parsed_content("network_def", instantiate=False).get_config()
+    return shipped_config("inference") | {
         "run_dir": "@bundle_root",
-        "network_def": {"_target_": "mri_alm.bundle.averaged", "member": network, "count": count},
+        "network_def": {"_target_": "mri_alm.bundle.averaged", "member": network, "count": len(run.checkpoints)},
         "network": "$@trained.ensemble().to(@device, memory_format=torch.channels_last_3d)",
         # not @point: MONAI's `load` initialises from any working directory, and needs no run
         "initialize": [
@@ -118,6 +105,12 @@ def _inference(network: dict[str, Any], count: int) -> dict[str, Any]:
             "$mri_alm.scoring.check_request(@input, sr=@sr, salt_file=@salt_file)",
         ],
     }
+
+
+def _neutral(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that name places, people and studies as they ship; the run is the bundle's own folder."""
+    hidden = {name: SETTINGS[name].default for name in PRIVATE_SETTINGS & SETTINGS.keys()} | {"run_dir": "."}
+    return {key: hidden.get(key, value) for key, value in values.items()}
 
 
 def _metadata(metadata: dict[str, Any], run: TrainedRun) -> dict[str, Any]:

@@ -61,7 +61,8 @@ class RegisterDiffusiond(LoadRegisteredExamd):
 def canonical(part: Any) -> Any:
     """A part of a config with every name of ours as where it is defined, and every reference as it is spelt now."""
     if isinstance(part, dict):
-        return {_RENAMED.get(key, key): canonical(value) for key, value in part.items()}
+        names = {key: _RENAMED.get(key, key) for key in part}
+        return {key if names[key] in part else names[key]: canonical(value) for key, value in part.items()}
     if isinstance(part, list):
         return [canonical(value) for value in part]
     if isinstance(part, str):

@@ -1,5 +1,6 @@
 """A run folder: what every file of it is called, and how each is read back."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from mri_alm.bundle.settings import PRIVATE_SETTINGS
+from mri_alm.bundle.settings import PRIVATE_SETTINGS, SETTINGS, current_names, is_data
 from mri_alm.cohort.protocol import check_protocol
 from mri_alm.errors import InputError
 from mri_alm.metrics.threshold import OperatingPoint, one_score_per_patient
@@ -81,8 +82,19 @@ class RunFolder:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings by name, as the run wrote them."""
-        found: dict[str, Any] = self.record["settings"]
+        """Settings by name, as the run wrote them, old names as the new ones.
+
+        Raises:
+            InputError: If a value is none that its setting can have.
+        """
+        found = current_names(self.record["settings"])
+        for name, value in found.items():
+            problem = SETTINGS[name].problem(value) if name in SETTINGS else ""
+            if problem or not is_data(value):
+                raise InputError(
+                    f"{self.config}: {json.dumps(name)} {problem or 'must be a value'}, found {json.dumps(value)[:80]}. "
+                    "Restore the file."
+                )
         return found
 
     @property

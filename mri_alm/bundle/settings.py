@@ -15,6 +15,8 @@ import yaml
 
 from mri_alm.errors import InputError
 
+MARKS = {"$": "code", "@": "a reference", "%": "a file"}  # first characters of what MONAI does not take for text
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -30,6 +32,7 @@ class Setting:
         none: Whether it may be None.
         least: Of a whole number.
         most: Of a whole number.
+        words: Texts that are allowed beside the kind, such as ``auto`` of a number.
         free: Whether it may change between two starts of one run.
         private: Whether no shared file shows it: places, which name people and machines, and names of studies.
         real: What to choose for a real cohort, in Markdown.
@@ -44,6 +47,7 @@ class Setting:
     none: bool = False
     least: int = 0
     most: int = 0
+    words: tuple[str, ...] = ()
     free: bool = False
     private: bool = False
     real: str | int = ""
@@ -53,10 +57,12 @@ class Setting:
         if (isinstance(value, str) and value.startswith(("$", "@"))) or (value is None and self.none):
             return ""
         fits, words = KINDS[self.kind]
+        fine = fits(value)
         if self.kind == "whole":
-            fine = fits(value) and self.least <= value <= self.most
-            return "" if fine else f"must be a whole number from {self.least} to {self.most}"
-        return "" if fits(value) else f"must be {words}"
+            fine, words = fine and self.least <= value <= self.most, f"{words} from {self.least} to {self.most}"
+        if fine or (isinstance(value, str) and value in self.words):
+            return ""
+        return " or ".join([f"must be {words}", *(f'"{word}"' for word in self.words)])
 
     def typed(self, word: str, value: Any) -> Any:
         """What a word of the command line means; its parser reads ``20240101``, ``1_3``, ``1e3`` and ``a#b`` as Python.
@@ -81,17 +87,49 @@ def is_number(value: Any) -> bool:
     return type(value) in (int, float) and 0 <= value < math.inf
 
 
+def is_data(value: Any) -> bool:
+    """Whether MONAI takes a value as it stands: numbers, words and lists of them, and no text that it evaluates."""
+    if isinstance(value, dict):
+        named = all(isinstance(key, str) and key.isidentifier() and key[0] != "_" for key in value)
+        return named and all(map(is_data, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(is_data, value))
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, (bool, int)) or (isinstance(value, str) and value[:1] not in MARKS)
+
+
 def _is_triple(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and len(value) == 3 and all(is_number(v) and v > 0 for v in value)
+
+
+def _is_grid(value: Any) -> bool:
+    return _is_triple(value) and all(type(v) is int for v in value) and math.prod(value) <= MOST_VOXELS
 
 
 def _is_wholes(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and all(type(v) is int and v > 0 for v in value)
 
 
+def _is_widths(value: Any) -> bool:
+    return _is_wholes(value) and 0 < len(value) <= MOST_STAGES and max(value) <= MOST_CHANNELS
+
+
 def _is_names(value: Any) -> bool:
     return isinstance(value, str) or (isinstance(value, (list, tuple)) and all(isinstance(v, str) for v in value))
 
+
+def _is_scalar(value: Any) -> bool:
+    return is_number(value) or isinstance(value, bool)
+
+
+def _is_norm(value: Any) -> bool:
+    name, arguments = value if isinstance(value, (list, tuple)) and len(value) == 2 else (value, {})
+    plain = isinstance(arguments, dict) and is_data(arguments) and all(map(_is_scalar, arguments.values()))
+    return isinstance(name, str) and name.isidentifier() and plain
+
+
+MOST_VOXELS, MOST_CHANNELS, MOST_STAGES = 1 << 24, 1024, 8  # what no prostate needs more of
 
 KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "whole": (lambda value: type(value) is int, "a whole number"),
@@ -101,9 +139,17 @@ KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "text": (lambda value: isinstance(value, str), "a text"),
     "path": (lambda value: isinstance(value, (str, Path)), "a text"),
     "names": (_is_names, "a list of texts"),
-    "triple": (_is_triple, 'three numbers greater than 0, such as "[40, 40, 28]"'),
-    "wholes": (_is_wholes, 'a list of whole numbers greater than 0, such as "[8, 16, 32]"'),
-    "any": (lambda _: True, ""),
+    "triple": (_is_triple, 'three numbers greater than 0, such as "[2.8, 2.8, 3]"'),
+    "grid": (
+        _is_grid,
+        f'three numbers greater than 0, such as "[40, 40, 28]", whole ones and together at most {MOST_VOXELS} voxels',
+    ),
+    "wholes": (_is_wholes, "a list of whole numbers greater than 0"),
+    "widths": (
+        _is_widths,
+        f'a list of whole numbers greater than 0, such as "[8, 16, 32]", at most {MOST_STAGES} of at most {MOST_CHANNELS}',
+    ),
+    "norm": (_is_norm, "a normalisation by its name in MONAI, also with arguments: \"['group', {'num_groups': 4}]\""),
 }
 
 
@@ -111,7 +157,7 @@ def _read() -> dict[str, dict[str, Setting]]:
     table = yaml.safe_load(Path(__file__).with_name("settings.yaml").read_text("utf-8"))
     return {
         config: {
-            name: Setting(name=name, group=group, config=config, **fields)
+            name: Setting(name=name, group=group, config=config, **fields | {"words": tuple(fields.get("words", ()))})
             for group, settings in groups.items()
             for name, fields in settings.items()
         }
@@ -131,6 +177,11 @@ PRIVATE_SETTINGS = frozenset(
     + [*(old for old, new in RENAMED_SETTINGS.items() if SETTINGS[new].private)]
     + ["bundle_root", "part", "save_execute_config"]
 )
+
+
+def current_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by name, an old spelling as the new one where that is not there as well."""
+    return {new if (new := RENAMED_SETTINGS.get(old, old)) not in values else old: v for old, v in values.items()}
 
 
 _NAME = re.compile(r"""\s*(?:'([^']*)'|"([^"]*)"|([^,]*?))\s*(?:,|$)""")  # quoted, or up to a comma

@@ -1,5 +1,6 @@
 """Ten checkpoints, one logit per exam: the ensemble, its predictions, and a finished run that scores."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -18,12 +19,15 @@ from scipy.special import expit
 from torch import Tensor, nn
 
 from mri_alm.bundle.checkpoints import load_tensors
-from mri_alm.bundle.inspection import inspect_config, refuse
 from mri_alm.bundle.run_folder import RunFolder
+from mri_alm.bundle.shipped import differences, refuse_code, settings_in, shipped_config
+from mri_alm.bundle.settings import PRIVATE_SETTINGS, TABLE, current_names, is_data
 from mri_alm.cohort.protocol import BELOW_GATE, quality_of, training_note, unlike
 from mri_alm.errors import InputError
 from mri_alm.metrics.threshold import OperatingPoint
 from mri_alm.runtime.files import sha256
+
+logger = logging.getLogger("mri_alm")
 
 SCORE_COLUMNS = (
     "study", "logit", "score", "spread", "threshold", "dce_needed", "warnings", "quality", "model_note",
@@ -52,8 +56,11 @@ class TrainedRun:
     Args:
         folder: ``runs/<name>`` as written by ``configs/prostate_alm.json``, or what `pipelines/export_bundle.py` made
             of it.
-        trust: False refuses a config that would run anything outside the allow-list
-            (:mod:`mri_alm.bundle.inspection`).
+        trust: True executes the run's own config where it differs from the shipped one in more than settings; False
+            refuses such a run (:mod:`mri_alm.bundle.shipped`).
+
+    Attributes:
+        settings: By name, those of the training; a setting that did not exist then has its default.
 
     Raises:
         InputError: If the run is not finished, its config is refused, or a checkpoint is not the one the threshold was
@@ -67,12 +74,29 @@ class TrainedRun:
                 raise InputError(
                     f"{self.run.path} has no {path.name}: it is no finished run. Train it to the end first."
                 )
-        self.settings, self.config = self.run.settings, self.run.record["config"]
         self.point, self.checkpoints = self.run.operating_point()
         self.trained_on = self.run.trained_on()
-        if not trust:
-            refuse(inspect_config(self.config, str(self.run.config)), self.run.config)
+        record, shipped = self.run.record, shipped_config("prostate_alm")
+        own = differences(record["config"], shipped)
+        if own and trust is not True:
+            refuse_code(self.run.config, own, record["versions"])
+        if own:
+            logger.warning("%s differs from the shipped config at %d places: trusted, it is run.", folder, len(own))
+        self.config = record["config"] if own else shipped | settings_in(record["config"], shipped)
         self.parser = ConfigParser(deepcopy(self.config))
+        self.settings = self._settings()
+
+    def _settings(self) -> dict[str, Any]:
+        defaults = {name: setting.default for name, setting in TABLE["prostate_alm"].items()}
+        found = defaults | current_names(self.config)
+        chosen = {name: value for name, value in found.items() if str(value).startswith("$@chosen.")}
+        found |= {name: self.parser.get_parsed_content(name) for name in chosen.keys() & self.config.keys()}
+        return {name: value for name, value in found.items() if name in TABLE["prostate_alm"] and is_data(value)}
+
+    @property
+    def public_settings(self) -> dict[str, Any]:
+        """Settings that a shared file may show."""
+        return {name: value for name, value in self.settings.items() if name not in PRIVATE_SETTINGS}
 
     @property
     def folder(self) -> Path:

@@ -357,7 +357,7 @@ def _record(run: TrainedRun, point: OperatingPoint) -> dict[str, Any]:
     return {
         "threshold": point.to_json(),
         "model": {
-            "settings": run.run.public_settings,
+            "settings": run.public_settings,
             "config_sha256": sha256(run.run.config),
             "checkpoints_sha256": run.checkpoints,
             "trained_on": run.trained_on,

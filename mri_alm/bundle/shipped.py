@@ -1,0 +1,150 @@
+"""The configs that ship with the package, and what a run's config holds beyond them: settings, or code of its own.
+
+Scoring takes settings from a run's folder - numbers, words, lists of them - and applies them to the shipped config:
+nothing that the folder names is looked up, called or evaluated. A config that differs in more is somebody's program.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from difflib import SequenceMatcher
+from importlib.metadata import version
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, cast
+
+from monai.bundle import ConfigParser
+
+from mri_alm.bundle.old_runs import canonical, same_part
+from mri_alm.bundle.settings import SETTINGS, current_names, is_data
+from mri_alm.errors import InputError
+from mri_alm.runtime.files import read_json
+
+FORMS = (  # config files that make a run together
+    ("prostate_alm",), ("cifar10_binary",), ("cifar10_binary", "cifar100_binary"),
+    ("cifar10_longtail",), ("cifar10_longtail", "cifar100_longtail"),
+)  # fmt: skip
+_DEVICE = re.compile(r"(\$torch\.device\('(cpu|cuda|cuda:\d{1,3}|mps)'\)|cpu|cuda|cuda:\d{1,3}|mps)")
+_SHOWN, _LONGEST = 20, 160
+_ABSENT = object()
+
+
+def configs_folder() -> Path:
+    """Where the shipped configs lie: in an installed package beside its rooms, in a checkout beside the package."""
+    package = Path(__file__).parents[1]
+    inside = package / "configs"
+    return inside if inside.is_dir() else package.parent / "configs"
+
+
+def shipped_config(*names: str) -> dict[str, Any]:
+    """One of the shipped configs, or one with its overlays, as MONAI reads it, every part in its place.
+
+    Args:
+        names: Such as ``"prostate_alm"``.
+    """
+    folder = configs_folder()
+    config: dict[str, Any] = ConfigParser.load_config_files([str(folder / f"{name}.json") for name in names])
+    return cast(dict[str, Any], _with_parts(config, folder))
+
+
+def _with_parts(value: Any, folder: Path) -> Any:
+    """A config with every macro replaced by what it stands for: a file of ``configs/parts``, or one entry of it."""
+    if isinstance(value, dict):
+        return {key: _with_parts(inner, folder) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_parts(inner, folder) for inner in value]
+    if not (isinstance(value, str) and value.startswith("%configs/")):
+        return value
+    path, *entries = value.removeprefix("%configs/").split("::")
+    part = read_json(folder / path)
+    for entry in entries:
+        part = part[entry]
+    return _with_parts(part, folder)
+
+
+def differences(config: Mapping[str, Any], shipped: Mapping[str, Any]) -> list[str]:
+    """Where a config says more than other values of settings; a line each, empty if it is the shipped one.
+
+    Settings are held against their table. A setting that is absent counts as its default, an old name as the new one,
+    and a part in an earlier form as the shipped one where it gives the same results.
+
+    Args:
+        config: Of a run, macros resolved, or of a file as it is.
+        shipped: What it is compared with.
+    """
+    theirs = current_names({name: value for name, value in config.items() if name != "_meta_"})
+    several = shipped_config("multi_gpu")
+    lines: list[str] = []
+    for name in sorted({*theirs, *shipped}):
+        value, own = theirs.get(name), shipped.get(name)  # a top-level null is as good as nothing
+        if name in SETTINGS and name in shipped:
+            lines += _setting_problem(name, value, own) if name in theirs else []
+        elif name == "device" and isinstance(value, str) and _DEVICE.fullmatch(value):
+            continue
+        elif not (name in several and value == several[name]) and not same_part(name, value, own):
+            lines += _apart(name, canonical(own), canonical(value))
+    return lines
+
+
+def settings_in(config: Mapping[str, Any], shipped: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of settings in a config without :func:`differences`; those that ship as an expression are left out."""
+    theirs = current_names(config)
+    merged = {name: theirs.get(name, own) for name, own in shipped.items() if name in SETTINGS}
+    return {name: value for name, value in merged.items() if is_data(value)}
+
+
+def refuse_code(place: Path, lines: list[str], versions: Mapping[str, Any]) -> None:
+    """Refuse a config with differences.
+
+    Args:
+        place: Its file.
+        lines: From :func:`differences`.
+        versions: Of the packages that wrote it.
+
+    Raises:
+        InputError: With the first of them.
+    """
+    if lines:
+        more = [f"  ... and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+        theirs, ours = versions.get("mri-alm"), version("mri-alm")
+        other = "" if theirs == ours else f" mri-alm {_shown(theirs)} wrote it, and this is {ours}."
+        raise InputError(
+            "\n".join([f"{place} differs from the shipped config in more than settings:", *lines[:_SHOWN], *more])
+            + f"\nSuch a config is a program, and nothing of it was run.{other} If you wrote it yourself, or trust whoever "
+            "did, add --trust (in a config --trust True): docs/security.md."
+        )
+
+
+def _setting_problem(name: str, value: Any, own: Any) -> list[str]:
+    if canonical(value) == canonical(own) and type(value) is type(own):
+        return []  # expressions of defaults among them
+    if not is_data(value):
+        return [f"  {name}: {_shown(value)} is an expression, and a setting is a value"]
+    problem = SETTINGS[name].problem(value)
+    return [f"  {name}: {_shown(value)}, {problem}"] if problem else []
+
+
+def _apart(place: str, own: Any, theirs: Any) -> Iterator[str]:
+    """The innermost places at which two values differ."""
+    if isinstance(own, dict) and isinstance(theirs, dict):
+        for key in sorted({*own, *theirs}, key=str):
+            yield from _apart(f"{place}::{key}", own.get(key, _ABSENT), theirs.get(key, _ABSENT))
+    elif isinstance(own, list) and isinstance(theirs, list):
+        for number, pair in _paired(own, theirs):
+            yield from _apart(f"{place}::{number}", *pair)
+    elif own is _ABSENT or theirs is _ABSENT or json.dumps(own) != json.dumps(theirs):
+        yield f"  {_shown(place)[1:-1]}: {_shown(own)} -> {_shown(theirs)}"
+
+
+def _paired(own: list[Any], theirs: list[Any]) -> Iterator[tuple[int, tuple[Any, Any]]]:
+    """Entries of two lists that stand for one another and are not equal, with their number in the second."""
+    texts = [[json.dumps(entry, sort_keys=True) for entry in entries] for entries in (own, theirs)]
+    for tag, start, end, first, last in SequenceMatcher(None, *texts, autojunk=False).get_opcodes():
+        if tag != "equal":
+            yield from enumerate(zip_longest(own[start:end], theirs[first:last], fillvalue=_ABSENT), first)
+
+
+def _shown(value: Any) -> str:
+    """A value in one line that a terminal only prints."""
+    text = "nothing" if value is _ABSENT else json.dumps(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
