@@ -23,11 +23,13 @@ from mri_alm.cifar.report import make_report, write_table_report
 from mri_alm.cifar.table import TABLES, BenchmarkTable, read_results
 from mri_alm.cifar.training import train_missing
 from mri_alm.runtime.atomic import private_files
+from mri_alm.runtime.console import tolerate_any_letter
 from mri_alm.runtime.tasks import Pool
 
 
 def main() -> int:
     """Parse the arguments, train what is missing, write the table."""
+    tolerate_any_letter()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", required=True, help="name of a table of mri_alm/cifar/tables.json")
     parser.add_argument(

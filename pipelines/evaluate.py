@@ -22,6 +22,7 @@ from mri_alm.errors import InputError
 from mri_alm.evaluation.analysis import evaluate
 from mri_alm.evaluation.report import pictures_beside, summary, write_evaluation
 from mri_alm.runtime.atomic import private_files, sweep
+from mri_alm.runtime.console import tolerate_any_letter
 from mri_alm.runtime.locks import exclusive_lock
 
 
@@ -64,6 +65,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Evaluate and write; the exit status."""
+    tolerate_any_letter()
     options = parse(arguments)
     try:
         with private_files(), exclusive_lock(options.output / ".lock"):

@@ -21,10 +21,12 @@ from mri_alm.bundle.config import user_errors
 from mri_alm.bundle.export import export_bundle
 from mri_alm.bundle.trained_run import TrainedRun
 from mri_alm.runtime.atomic import private_files
+from mri_alm.runtime.console import tolerate_any_letter
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Export; the exit status."""
+    tolerate_any_letter()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="run folder of a finished training")
     parser.add_argument("--output", type=Path, required=True, help="folder to write, new or empty")

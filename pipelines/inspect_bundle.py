@@ -22,10 +22,12 @@ if __name__ == "__main__":
 
 from mri_alm.bundle.config import user_errors
 from mri_alm.bundle.inspection import inspect_bundle
+from mri_alm.runtime.console import tolerate_any_letter
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Inspect and list; the exit status."""
+    tolerate_any_letter()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("place", type=Path, metavar="FOLDER_OR_CONFIG", help="a bundle's folder, or a config file")
     with user_errors():

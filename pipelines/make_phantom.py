@@ -16,6 +16,7 @@ if __name__ == "__main__":
 
 from mri_alm.errors import InputError
 from mri_alm.phantom.cohort import make_cohort
+from mri_alm.runtime.console import tolerate_any_letter
 from mri_alm.runtime.progress import progress_bar
 
 
@@ -33,6 +34,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the cohort; 0 when it is complete, 2 when the arguments or the files cannot be used."""
+    tolerate_any_letter()
     options = parse(arguments)
     sizes = {"train": options.train, "test": options.test, "ratio": options.ratio, "seed": options.seed}
     with progress_bar("phantom", options.train + options.test, "study") as bar:

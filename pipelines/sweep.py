@@ -23,11 +23,13 @@ from mri_alm.cifar.table import TABLES, BenchmarkTable
 from mri_alm.cifar.training import Search, points, write_tuned
 from mri_alm.errors import InputError
 from mri_alm.runtime.atomic import private_files
+from mri_alm.runtime.console import tolerate_any_letter
 from mri_alm.runtime.tasks import Pool, joined
 
 
 def main() -> int:
     """Parse the arguments, search stage by stage, write what was chosen."""
+    tolerate_any_letter()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", required=True, help="name of a table of mri_alm/cifar/tables.json")
     parser.add_argument("--protocol", default="quick", help="paper or quick")

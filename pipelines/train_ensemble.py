@@ -22,6 +22,7 @@ from monai.utils import ensure_tuple
 
 from mri_alm.bundle.config import read_words, require_checkout, user_errors
 from mri_alm.errors import InputError
+from mri_alm.runtime.console import tolerate_any_letter
 
 
 def parse(arguments: list[str] | None) -> dict[str, object]:
@@ -62,6 +63,7 @@ def overrides(words: list[str]) -> dict[str, object]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Train, ensemble, report."""
+    tolerate_any_letter()
     with user_errors():
         settings = parse(arguments)
         require_checkout(ensure_tuple(settings["config_file"]))

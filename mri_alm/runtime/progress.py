@@ -5,6 +5,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from mri_alm.runtime.console import own_escapes
 from mri_alm.runtime.interruption import reached
 
 
@@ -18,6 +19,7 @@ def progress_bar(title: str, total: int, unit: str, *, shown: bool = True) -> An
         shown: False keeps it silent, as in all but the first of several processes.
     """
     pause = 0.2 if sys.stderr.isatty() else 60
-    bar = tqdm(total=total, desc=title, unit=unit, mininterval=pause, disable=not shown)
+    stream = own_escapes(sys.stderr)
+    bar = tqdm(total=total, desc=title, unit=unit, mininterval=pause, disable=not shown, file=stream)
     reached(lambda: f'after {bar.n} of {total} in the step "{title}"')
     return bar

@@ -287,7 +287,7 @@ def _on_ray(task: _Task, items: list[Any], pool: Pool) -> Iterator[TaskResult]:
         try:
             outcome, records = ray.get(done)
             for record in records:
-                logger.handle(record)
+                logger.handle(logging.makeLogRecord(vars(record)))  # of the kind that this process makes
         except ray.exceptions.RayError as error:
             lost = isinstance(error, tuple(getattr(ray.exceptions, name) for name in _LOST))
             logger.warning("Task %s %s: %s", item, "was lost" if lost else "failed", type(error).__name__)
