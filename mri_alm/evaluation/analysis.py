@@ -10,7 +10,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from mri_alm.bundle.run_folder import RunRecord, read_run
 from mri_alm.cohort.protocol import training_note
-from mri_alm.evaluation.data import LabelledScores, read_calibration, read_labelled_scores, refuse_another_model
+from mri_alm.evaluation.data import (
+    LabelledScores,
+    read_calibration,
+    read_labelled_scores,
+    refuse_another_model,
+    shortened,
+)
 from mri_alm.evaluation.performance import (
     Estimate,
     Performance,
@@ -90,7 +96,7 @@ class Evaluation:
         run: The training run, if given.
         draws: Bootstrap resamples.
         seed: Of the draws.
-        pictures: Study to JPEG.
+        pictures: Study to JPEG; no bytes where there is a picture that cannot be used.
         warnings: What a reader must know first.
     """
 
@@ -128,7 +134,7 @@ def evaluate(
         group_by: Columns for subgroups; None: what describes the scanner.
         draws: Bootstrap resamples.
         seed: Of the draws.
-        pictures: From studies to their pictures as JPEG, where there are any.
+        pictures: From studies to their pictures as JPEG, where there are any; no bytes for one that cannot be used.
 
     Raises:
         InputError: If anything given cannot be used.
@@ -140,6 +146,7 @@ def evaluate(
     columns = group_columns(data, group_by)
     rows = _calibration_rows(calibration, data, run, record) if calibration else None
     groups = subgroups(data, columns, draws=draws, seed=seed)
+    shown = pictures(data.studies)
     return Evaluation(
         data=data,
         performances={
@@ -152,8 +159,8 @@ def evaluate(
         run=record,
         draws=draws,
         seed=seed,
-        pictures=pictures(data.studies),
-        warnings=tuple(_warnings(data, groups, record)),
+        pictures=shown,
+        warnings=(*_warnings(data, groups, record), *_unusable_pictures(shown)),
     )
 
 
@@ -278,4 +285,12 @@ def _warnings(data: LabelledScores, groups: Sequence[Subgroup], run: RunRecord |
         yield (
             f"The scores were decided at threshold {decided_at:g}, the run's threshold.json says "
             f"{run.point.threshold:g}: figures at the threshold are of the former."
+        )
+
+
+def _unusable_pictures(pictures: Mapping[str, bytes]) -> Iterator[str]:
+    if lost := [study for study, picture in pictures.items() if not picture]:
+        yield (
+            f"No picture of {shortened(lost, 10)}: the file is no PNG or JPEG, is damaged, or has more than 50 "
+            "megapixels or 64 MiB. Score the exam again, or give its folder by --pictures."
         )

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import warnings
 from collections.abc import Iterable
 from dataclasses import asdict
 from importlib.metadata import version
@@ -37,10 +38,11 @@ from mri_alm.evaluation.tables import (
     write_table,
 )
 from mri_alm.runtime.atomic import private_files
-from mri_alm.runtime.files import write_bytes, write_json
+from mri_alm.runtime.files import read_file, write_bytes, write_json
 
 _TEMPLATES = Path(__file__).parent
 _WIDTH = 720  # pixels of a picture in the report
+_MOST_PIXELS, _LARGEST_PICTURE = 50_000_000, 64 << 20  # pixels and bytes of a picture beside the scores
 _MISSED_SHOWN, _LEFT_OUT_SHOWN = 30, 5  # names of exams in one line
 _SLIDER_NOTES = {  # title and explanation of each way to set the threshold
     "calibration": (
@@ -158,19 +160,36 @@ def summary(evaluation: Evaluation) -> str:
 
 
 def pictures_beside(folder: Path, studies: Iterable[str]) -> dict[str, bytes]:
-    """Pictures as score.py or prepare_cohort.py write them (``STUDY.png``, ``STUDY/qc.jpg``), made small, as JPEG."""
+    """Pictures as score.py or prepare_cohort.py write them (``STUDY.png``, ``STUDY/qc.jpg``), made small, as JPEG.
+
+    Of a study whose picture is no PNG or JPEG, is damaged, or is too large, the bytes are empty.
+    """
     found = {}
     for study in studies:
         for path in (folder / f"{study}.png", folder / study / "qc.jpg"):
             if path.resolve().is_relative_to(folder.resolve()) and path.is_file():
-                with Image.open(path) as picture:
-                    small = picture.convert("RGB")
-                small.thumbnail((_WIDTH, 4 * _WIDTH))
-                buffer = io.BytesIO()
-                small.save(buffer, "JPEG", quality=80)
-                found[study] = buffer.getvalue()
+                found[study] = _made_small(path)
                 break
     return found
+
+
+def _made_small(path: Path) -> bytes:
+    """A picture as a small JPEG; no bytes where it cannot be used. Pillow bounds what a PNG's texts unpack to."""
+    buffer = io.BytesIO()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of its size, which is judged here
+            with Image.open(io.BytesIO(read_file(path, _LARGEST_PICTURE)), formats=("PNG", "JPEG")) as picture:
+                if picture.width * picture.height > _MOST_PIXELS:
+                    return b""
+                small = picture.convert("RGB")
+        small.thumbnail((_WIDTH, 4 * _WIDTH))
+        small.save(buffer, "JPEG", quality=80)
+    except MemoryError:
+        raise
+    except Exception:  # Pillow raises nearly any type on a damaged file
+        return b""
+    return buffer.getvalue()
 
 
 # --- HTML ------------------------------------------------------------------------------------------------------------
