@@ -9,8 +9,9 @@ from typing import Any
 
 from mri_alm.errors import InputError
 from mri_alm.runtime.atomic import explain_os_errors, write_atomically
-from mri_alm.runtime.files import DamagedFileError
+from mri_alm.runtime.files import DamagedFileError, read_file
 
+LARGEST_WEIGHTS = 16 << 30  # bytes
 _MARK = b"sha256:"
 
 
@@ -45,7 +46,7 @@ def load_tensors(path: Path) -> dict[str, Any]:
     import torch
 
     try:
-        content = path.read_bytes()
+        content = read_file(path, LARGEST_WEIGHTS)
     except FileNotFoundError:
         raise InputError(f"There is no checkpoint {path}.") from None
     except OSError as error:

@@ -16,6 +16,7 @@ from mri_alm.bundle.run_folder import RunFolder
 from mri_alm.bundle.shipped import FORMS, configs_folder, differences, settings_in, shipped_config
 from mri_alm.bundle.trained_run import TrainedRun
 from mri_alm.errors import InputError
+from mri_alm.runtime.files import read_file
 
 CONFIGS = (".json", ".yaml", ".yml")
 PROGRAMS = {
@@ -72,7 +73,10 @@ def inspect_bundle(place: Path) -> list[InspectedFile]:
 
 def _is_shipped(path: Path) -> bool:
     shipped = configs_folder() / path.name
-    return shipped.is_file() and path.is_file() and path.read_bytes() == shipped.read_bytes()
+    try:
+        return read_file(path, LARGEST) == shipped.read_bytes()
+    except OSError:  # there is none of ours, or it is nothing to be read
+        return False
 
 
 def _config(path: Path, root: Path) -> InspectedFile:
@@ -112,11 +116,10 @@ def _forms(path: Path, content: Any) -> Iterator[tuple[dict[str, Any], dict[str,
 
 def _read(path: Path) -> Any:
     try:
-        if path.stat().st_size > LARGEST:
-            raise InputError(f"{path} has {path.stat().st_size} bytes, and a config at most {LARGEST}.")
+        read_file(path, LARGEST)  # an ordinary file, of a config's size
         return ConfigParser.load_config_file(str(path))
-    except InputError:
-        raise
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}).") from None
     except Exception as error:  # readers of JSON and YAML raise many types
         raise InputError(f"{path} is no config that MONAI could read ({type(error).__name__}).") from error
 

@@ -1,6 +1,6 @@
 """A run folder: what every file of it is called, and how each is read back."""
 
-import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +14,12 @@ from mri_alm.bundle.settings import PRIVATE_SETTINGS, SETTINGS, current_names, i
 from mri_alm.cohort.protocol import check_protocol
 from mri_alm.errors import InputError
 from mri_alm.metrics.threshold import OperatingPoint, one_score_per_patient
-from mri_alm.runtime.files import DamagedFileError, read_json, sha256
+from mri_alm.runtime.files import DamagedFileError, Fields, read_json, sha256
 from mri_alm.runtime.tables import read_table
+
+_SPLIT = re.compile(r"split_\d{1,6}", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_NEEDED = {"spacing", "size"}  # settings that a score's picture and a bundle's card are made with
 
 
 class SplitFolder:
@@ -36,6 +40,21 @@ class SplitFolder:
         self.name, self.path = path.name, path
         self.model, self.last, self.previous = (path / f"{name}.pt" for name in ("model", "last", "previous"))
         self.record, self.held_out, self.result = path / "split.json", path / "validation.csv", path / "result.json"
+
+    def history(self) -> tuple[list[dict[str, float]], int]:
+        """The report of every epoch, and the epoch whose weights were kept.
+
+        Raises:
+            DamagedFileError: If ``split.json`` is not what was written.
+            FileNotFoundError: If there is none.
+        """
+        fields = Fields(str(self.record), read_json(self.record))
+        items = fields.items("epochs")
+        epochs = [items.object(number) for number in items.content]
+        for epoch in epochs:
+            for name in {"epoch", *epoch.content}:
+                epoch.number(name)
+        return [dict(epoch.content) for epoch in epochs], fields.object("best").whole("epoch")
 
 
 class RunFolder:
@@ -72,29 +91,36 @@ class RunFolder:
 
     @property
     def record(self) -> dict[str, Any]:
-        """``config.json``: ``settings``, ``versions``, ``config`` (macros resolved).
+        """``config.json``: ``settings``, ``versions``, ``config`` (macros resolved), each an object.
 
         Raises:
             DamagedFileError: If it is not what was written.
             FileNotFoundError: If there is none.
         """
-        return read_json(self.config)
+        fields = Fields(str(self.config), read_json(self.config))
+        versions = fields.object("versions")
+        for name in versions.content:
+            versions.text(name)
+        return {**fields.content, **{name: dict(fields.object(name).content) for name in ("settings", "config")}}
 
     @property
     def settings(self) -> dict[str, Any]:
         """Settings by name, as the run wrote them, old names as the new ones.
 
         Raises:
-            InputError: If a value is none that its setting can have.
+            DamagedFileError: If one has a value that it cannot have, or one that reports need is missing.
         """
         found = current_names(self.record["settings"])
+        fields = Fields(f"{self.config}, settings", found)
+        for name in _NEEDED - found.keys():
+            raise fields.refused(name, "there")
         for name, value in found.items():
-            problem = SETTINGS[name].problem(value) if name in SETTINGS else ""
-            if problem or not is_data(value):
-                raise InputError(
-                    f"{self.config}: {json.dumps(name)} {problem or 'must be a value'}, found {json.dumps(value)[:80]}. "
-                    "Restore the file."
-                )
+            if name in SETTINGS and (problem := SETTINGS[name].problem(value)):
+                raise fields.refused(name, problem.removeprefix("must be "))
+            if not is_data(value):
+                raise fields.refused(name, "a value, and no text that MONAI evaluates")
+            if name not in PRIVATE_SETTINGS and not _can_be_shown(value):
+                raise fields.refused(name, "a number, a printable text, true, false, null, or a list of these")
         return found
 
     @property
@@ -108,11 +134,34 @@ class RunFolder:
         Raises:
             InputError: If the file is damaged, or names a file elsewhere.
         """
-        fields = read_json(self.threshold)
-        checkpoints: dict[str, str] = fields.pop("checkpoints")
-        if wrong := [name for name in checkpoints if Path(name).name != name]:
-            raise InputError(f"{self.threshold} names a checkpoint outside the folder: {wrong[0]}.")
-        return OperatingPoint.from_json(fields), checkpoints
+        fields = Fields(str(self.threshold), read_json(self.threshold))
+        digests = fields.object("checkpoints")
+        if not digests.content:
+            raise fields.refused("checkpoints", "an object with at least one split")
+        if wrong := [name for name in digests.content if not _SPLIT.fullmatch(name)]:
+            raise InputError(
+                f"{self.threshold} names a checkpoint outside the folder: {wrong[0][:60]}. Its members are called "
+                "split_0, split_1 and so on."
+            )
+        for name, digest in digests.content.items():
+            if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
+                raise digests.refused(name, "64 hexadecimal digits")
+        point = {name: value for name, value in fields.content.items() if name != "checkpoints"}
+        return OperatingPoint.from_json(point, fields.place), dict(digests.content)
+
+    def member_aucs(self) -> dict[str, list[float]]:
+        """AUCs of the members, "validation" and, where there is a test cohort, "test", by ``metrics.json``.
+
+        Raises:
+            DamagedFileError: If it is not what was written.
+            FileNotFoundError: If there is none.
+        """
+        fields = Fields(str(self.metrics), read_json(self.metrics))
+        found = {"validation": fields.object("validation_auc")}
+        if "test" in fields.content:
+            found["test"] = fields.object("test").object("member_auc")
+        members = {side: one.items("members") for side, one in found.items()}
+        return {side: [aucs.number(member, 0, 1) for member in aucs.content] for side, aucs in members.items()}
 
     def trained_exams(self) -> list[dict[str, str]]:
         """Study, patient and label of all training exams.
@@ -177,6 +226,12 @@ class RunRecord:
     digests: dict[str, str]
 
 
+def _can_be_shown(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_can_be_shown, value))
+    return value is None or isinstance(value, (bool, int, float)) or (isinstance(value, str) and value.isprintable())
+
+
 def read_run(folder: Path) -> RunRecord:
     """Read a run folder; nothing of it is changed.
 
@@ -186,13 +241,9 @@ def read_run(folder: Path) -> RunRecord:
     run = RunFolder(folder)
     try:
         point, checkpoints = run.operating_point()
-        metrics = read_json(run.metrics)
-        splits = {name: read_json(run.split(name).record) for name in checkpoints}
+        splits = {name: run.split(name).history() for name in checkpoints}
         held_out, trained = read_table(run.held_out, ("study", "label", "logit")), run.trained_exams()
         patient = {row["study"]: row["patient"] for row in trained}
-        members = {"validation": metrics["validation_auc"]["members"]}
-        if "test" in metrics:
-            members["test"] = metrics["test"]["member_auc"]["members"]
         return RunRecord(
             settings=run.public_settings,
             exclude=tuple(map(str, run.settings.get("exclude") or ())),
@@ -206,9 +257,9 @@ def read_run(folder: Path) -> RunRecord:
             trained={row["study"]: int(row["label"]) for row in trained},
             patients=frozenset(patient.values()),
             trained_on=run.trained_on(),
-            history={name: split["epochs"] for name, split in splits.items()},
-            best_epoch={name: int(split["best"]["epoch"]) for name, split in splits.items()},
-            members=members,
+            history={name: epochs for name, (epochs, _) in splits.items()},
+            best_epoch={name: best for name, (_, best) in splits.items()},
+            members=run.member_aucs(),
             checkpoints=checkpoints,
             digests=run.digests(checkpoints),
         )

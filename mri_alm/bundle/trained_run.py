@@ -18,14 +18,14 @@ from safetensors.torch import load
 from scipy.special import expit
 from torch import Tensor, nn
 
-from mri_alm.bundle.checkpoints import load_tensors
+from mri_alm.bundle.checkpoints import LARGEST_WEIGHTS, load_tensors
 from mri_alm.bundle.run_folder import RunFolder
 from mri_alm.bundle.shipped import differences, refuse_code, settings_in, shipped_config
 from mri_alm.bundle.settings import PRIVATE_SETTINGS, TABLE, current_names, is_data
 from mri_alm.cohort.protocol import BELOW_GATE, quality_of, training_note, unlike
 from mri_alm.errors import InputError
 from mri_alm.metrics.threshold import OperatingPoint
-from mri_alm.runtime.files import sha256
+from mri_alm.runtime.files import read_file, sha256
 
 logger = logging.getLogger("mri_alm")
 
@@ -133,18 +133,51 @@ def load_member(network: nn.Module, path: Path) -> nn.Module:
         InputError: If the file cannot be read or its weights are those of another network.
     """
     network = deepcopy(network)
-    try:
-        network.load_state_dict(_safetensors(path) if path.suffix == ".safetensors" else load_tensors(path)["model"])
-    except (KeyError, RuntimeError) as error:
-        raise InputError(
-            f"{path} holds the weights of another network than the run's config describes. Restore the file."
-        ) from error
+    state: Any = _safetensors(path) if path.suffix == ".safetensors" else load_tensors(path).get("model")
+    _check_weights(path, state, network.state_dict())
+    network.load_state_dict(state)
     return network
+
+
+def _check_weights(path: Path, state: Any, expected: Mapping[str, Any]) -> None:
+    """Refuse what torch would take for another's weights, convert in silence, or fail on.
+
+    Raises:
+        InputError: Naming the first weight that is wrong.
+    """
+    if not isinstance(state, dict):
+        raise InputError(f"{path} holds no weights: a {type(state).__name__} where they belong. Restore the file.")
+    problems = [f"{name} is missing" for name in expected if name not in state]
+    problems += [f"{str(name)[:60]} is none of its weights" for name in state if name not in expected]
+    for name, tensor in expected.items():
+        if isinstance(tensor, Tensor) and (problem := _wrong_weight(state.get(name), tensor)):
+            problems.append(f"{name} {problem}")
+    if problems:
+        raise InputError(
+            f"{path} holds the weights of another network than the run's config describes, or damaged ones "
+            f"({problems[0]}). Restore the file."
+        )
+
+
+def _wrong_weight(found: Any, expected: Tensor) -> str:
+    """What is wrong with a weight in place of another one; empty if nothing is."""
+    if not isinstance(found, Tensor):
+        return f"is a {type(found).__name__}, no tensor"
+    if found.layout != torch.strided or found.is_nested or found.is_meta:
+        return "is no plain tensor"
+    if (found.dtype, found.shape) != (expected.dtype, expected.shape):
+        return f"is {_form(found)} instead of {_form(expected)}"
+    lost = torch.isfinite(expected).cpu() & ~torch.isfinite(found)
+    return "holds values that are no finite numbers" if bool(lost.any()) else ""
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
 def _safetensors(path: Path) -> dict[str, Tensor]:
     try:
-        return load(path.read_bytes())
+        return load(read_file(path, LARGEST_WEIGHTS))
     except (OSError, SafetensorError) as error:
         raise InputError(f"{path} cannot be read as safetensors ({type(error).__name__}). Restore it.") from error
 

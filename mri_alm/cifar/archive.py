@@ -19,8 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mri_alm.errors import InputError
+from mri_alm.runtime.files import read_file
 
 PIXELS = 3 * 32 * 32
+_LARGEST = 1 << 30  # bytes of one part; the whole of CIFAR-100 has 180 million
 FOLDERS = {
     "cifar10": ("cifar-10-batches-bin", "cifar-10-batches-py"),
     "cifar100": ("cifar-100-binary", "cifar-100-python"),
@@ -179,6 +181,6 @@ def _names_in_pickle(place: Path, dataset: str) -> tuple[tuple[str, ...], tuple[
 
 def _bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_file(path, _LARGEST)
     except OSError as error:
         raise InputError(f"Cannot read {path}: {error.strerror}. Unpack the archive again.") from error

@@ -21,7 +21,7 @@ from mri_alm.imaging.dicom_files import StudyFiles, find_studies, read_dicom
 from mri_alm.imaging.diffusion import b_table
 from mri_alm.imaging.image_file import image_header, voxels_of
 from mri_alm.runtime.bug_reports import study_failure
-from mri_alm.runtime.files import DamagedFileError, bvals_of, is_image, read_json, stem, unusable, walk
+from mri_alm.runtime.files import bvals_of, is_image, no_files, open_file, read_json, stem, unusable, walk
 from mri_alm.runtime.tables import path_in_cell, read_table, windows_hint
 
 KEPT_HEADERS = 4000  # images; 80 MB
@@ -112,6 +112,8 @@ def find_sources(root: Path, rules: CohortRules) -> Input:
     sources, outside = readers[layout](root, rules)
     if not sources:
         raise InputError(f"{root}: no study found, read as layout {layout}. Force another one in the rules file.")
+    if layout not in ("dicom", "table"):  # their files are counted with a study, or named by the table
+        outside |= no_files(root)
     _take_voxels(sources, outside)
     for source in sources:
         if not source.error and "dicom" not in source.item:
@@ -152,7 +154,7 @@ def _take_voxels(sources: list[StudySource], outside: dict[Path, str]) -> None:
 
 def _is_dicom(file: Path) -> bool:
     try:
-        with file.open("rb") as stream:
+        with open_file(file) as stream:
             return stream.read(132)[128:] == b"DICM"
     except OSError:  # whoever reads its study says so
         return False
@@ -428,6 +430,6 @@ def _words(file: Path) -> str:
         try:
             note = read_json(beside)
             words += [str(note.get("SeriesDescription", "")), " ".join(map(str, note.get("ImageType", [])))]
-        except (OSError, DamagedFileError, TypeError):
+        except (OSError, InputError, TypeError):
             pass  # a damaged note decides nothing; the name does
     return " ".join(words)

@@ -178,8 +178,10 @@ def _wrong_path(column: str, path: Path, folder: Path, *, allow_outside_paths: b
                 f"names {path} in column {column}, outside the manifest's folder. Move it there, or allow it with "
                 "--allow_outside_paths True if the manifest is your own."
             )
-        if path.exists():
+        if path.is_file() or path.is_dir():
             return ""
+        if path.exists():
+            return f"names {path} in column {column}, a pipe, socket or device. Give a file or a folder there."
     except (OSError, RuntimeError, ValueError):  # a name too long, a circle of links, a zero byte
         pass
     remedy = f"{windows_hint(path)} Correct the path, or list the study under exclude."

@@ -20,7 +20,7 @@ import SimpleITK as sitk  # noqa: N813
 from mri_alm.cohort.layouts import StudySource
 from mri_alm.cohort.names import tidy
 from mri_alm.cohort.rules import CohortRules, set_by_hand
-from mri_alm.errors import StudyError
+from mri_alm.errors import InputError, StudyError
 from mri_alm.imaging.choose_series import chosen
 from mri_alm.imaging.dicom_files import StudyFiles, silence_readers, with_headers
 from mri_alm.imaging.exam import crop_centre, load_images, read_study, study_images
@@ -38,7 +38,7 @@ from mri_alm.imaging.registration import (
 from mri_alm.imaging.series import Series, group_series, trust_positions
 from mri_alm.runtime.atomic import explain_os_errors, write_atomically
 from mri_alm.runtime.bug_reports import BUG_REPORT, UnexpectedError, ends_the_run, study_failure
-from mri_alm.runtime.files import DamagedFileError, read_json, write_bytes, write_json
+from mri_alm.runtime.files import read_json, write_bytes, write_json
 from mri_alm.runtime.pseudonyms import study_key
 
 PREPARATION_PACKAGES = ("mri-alm", "SimpleITK", "pydicom", "numpy")
@@ -97,7 +97,7 @@ class Preparation:
         place = self.folder / job.key
         try:
             record = read_json(place / "study.json")
-        except (OSError, DamagedFileError):
+        except (OSError, InputError):
             return False
         images = record.get("images", PREPARED_IMAGES)  # before t2_valid there was no such list
         whole = bool(images) and all((place / f"{name}.nii.gz").is_file() for name in images)

@@ -180,13 +180,22 @@ def check_protocol(fields: Mapping[str, Any], place: Path) -> dict[str, Any]:
         all(type(fields.get(name)) is int and fields[name] >= 0 for name in ("exams", "synthetic"))
         and isinstance(words, dict)
         and isinstance(ranges, dict)
-        and all(isinstance(one, dict) and isinstance(one.get("values"), list) for one in words.values())
-        and all(isinstance(one, dict) and _finite(one.get("least"), one.get("most")) for one in ranges.values())
+        and all(isinstance(one, dict) for one in (*words.values(), *ranges.values()))
+        and all(_are_words(fact, one.get("values")) and "least" not in one for fact, one in words.items())
+        and all(_finite(one.get("least"), one.get("most")) and "values" not in one for one in ranges.values())
         and all(_finite(one.get("known")) for one in (*words.values(), *ranges.values()))
     )
     if not fine:
         raise InputError(f"{place} is no record of what a model was trained on. Restore it, or delete it.")
     return dict(fields)
+
+
+def _are_words(fact: str, values: Any) -> bool:
+    """Whether a list holds what is shown of a fact: numbers where it has a unit, else printable texts."""
+    numbers = any(rule["fact"] == fact and "unit" in rule for rule in _RULES["domain"]["words"])
+    return isinstance(values, list) and all(
+        _finite(word) if numbers else isinstance(word, str) and word.isprintable() for word in values
+    )
 
 
 def _finite(*values: Any) -> bool:

@@ -12,7 +12,7 @@ from mri_alm.cohort.names import tidy
 from mri_alm.errors import InputError, StudyError, did_you_mean
 from mri_alm.imaging.registration import COHORT_SIZE, COHORT_SPACING_MM
 from mri_alm.imaging.series import BY_HAND, Series, check_rules, load_rules
-from mri_alm.runtime.files import DamagedFileError, read_json
+from mri_alm.runtime.files import read_json
 from mri_alm.runtime.tables import column_name
 
 logger = logging.getLogger("mri_alm")
@@ -106,11 +106,11 @@ def load_cohort_rules(path: Path | None) -> CohortRules:
     if path is None:
         return CohortRules()
     try:
-        return _rules(read_json(path, (dict, list)))
-    except OSError as error:
+        given = read_json(path, (dict, list))
+    except FileNotFoundError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}). Give a JSON file, see docs/cohort.md.") from None
-    except DamagedFileError:
-        raise
+    try:
+        return _rules(given)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 

@@ -17,7 +17,7 @@ from mri_alm.cohort.protocol import BELOW_GATE
 from mri_alm.errors import InputError
 from mri_alm.metrics.ranking import Floats
 from mri_alm.metrics.threshold import one_score_per_patient
-from mri_alm.runtime.files import read_json, sha256
+from mri_alm.runtime.files import Fields, read_json, sha256
 from mri_alm.runtime.tables import read_table
 
 logger = logging.getLogger("mri_alm")
@@ -197,9 +197,9 @@ def refuse_another_model(path: Path, run: Path, checkpoints: Mapping[str, str]) 
     """
     report, threshold = path.with_name("report.json"), path.with_name("threshold.json")
     if report.is_file():
-        found = (read_json(report).get("model") or {}).get("checkpoints_sha256")
+        found = Fields(str(report), read_json(report)).object("model").object("checkpoints_sha256").content
     elif threshold.is_file():
-        found = read_json(threshold).get("checkpoints")
+        found = Fields(str(threshold), read_json(threshold)).object("checkpoints").content
     else:
         logger.warning("Calibration: nothing beside %s tells which model gave its scores; it must be %s.", path, run)
         return

@@ -28,7 +28,7 @@ from pydicom.uid import EnhancedMRImageStorage, MRImageStorage
 from mri_alm.errors import InputError
 from mri_alm.imaging.diffusion import DIFFUSION_TAGS
 from mri_alm.imaging.series import frames_of
-from mri_alm.runtime.files import is_image, stands_for, walk
+from mri_alm.runtime.files import is_image, no_files, open_file, stands_for, walk
 from mri_alm.runtime.tasks import Pool, run_tasks
 
 # What pydicom raises on damaged files; anything else is a bug of ours and keeps its traceback.
@@ -113,7 +113,8 @@ def find_studies(root: Path, *, keep: int | None = None) -> list[StudyFiles]:
     files = sorted(walk(root))
     images: dict[str, list[_File]] = defaultdict(list)
     strays: list[_File] = []
-    for file in _read_all(files, len(files) if keep is None else keep):
+    lost = [_File(path, what, failed=True) for path, what in sorted(no_files(root).items())]
+    for file in (*_read_all(files, len(files) if keep is None else keep), *lost):
         (strays if file.reason else images[file.study]).append(file)
     studies = {study.uid: study for uid, found in images.items() for study in _by_patient(uid, found)}
     homes = _homes(studies.values())
@@ -240,7 +241,7 @@ def _read(path: Path, keep: bool) -> _File:
 
 
 def _image(path: Path, keep: bool) -> _File:
-    with path.open("rb") as stream:
+    with open_file(path) as stream:
         start = stream.read(132)
     if reason := stands_for(start):
         return _File(path, reason, failed=True)
@@ -315,9 +316,10 @@ def read_dicom(path: Path, **options: Any) -> FileDataset:
         path: File.
         options: As for :func:`pydicom.dcmread`.
     """
-    small = path.stat().st_size <= SMALL
-    with _Small(path.read_bytes()) if small else _Bounded(io.FileIO(path)) as stream:
-        dataset = pydicom.dcmread(stream, force=True, **options)
+    with open_file(path) as file:
+        small = os.fstat(file.fileno()).st_size <= SMALL
+        with _Small(file.read(SMALL)) if small else _Bounded(file.raw) as stream:
+            dataset = pydicom.dcmread(stream, force=True, **options)
     dataset.buffer = None  # closed, so of no use, and it would keep the data set from being sent to another process
     return dataset
 
@@ -346,7 +348,7 @@ class _Small(io.BytesIO):
 class _Bounded(io.BufferedReader):
     """A file that is never asked for more than it holds: Python allocates what it is asked for, be it gigabytes."""
 
-    def __init__(self, raw: io.FileIO) -> None:
+    def __init__(self, raw: Any) -> None:
         super().__init__(raw)
         self._length = os.fstat(raw.fileno()).st_size
 

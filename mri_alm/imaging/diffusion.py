@@ -14,7 +14,7 @@ from pydicom.tag import BaseTag
 from scipy.stats import spearmanr
 
 from mri_alm.errors import StudyError
-from mri_alm.runtime.files import bvals_of
+from mri_alm.runtime.files import bvals_of, read_file
 
 PUBLIC_B = (0x0018, 0x9087)
 PUBLIC_DIRECTION = (0x0018, 0x9089)
@@ -45,6 +45,7 @@ BINARY = dict.fromkeys((PHILIPS_B, *PHILIPS_DIRECTION), np.dtype("<f4")) | dict.
 )
 # Siemens names its sequences by the b-value: *ep_b800t, ep_b1400#3; of a map both ends: ep_b50_800, which says none.
 _SEQUENCE_B = re.compile(r"(?<![0-9a-z])b(\d{1,5})t?(?:#\d+)?$", re.IGNORECASE)
+_LONGEST_TABLE = 1 << 20  # bytes of a .bval file
 SHELL = 5.0, 0.03  # s/mm2, and share of the value: b-values no further apart were meant to be one
 CANON_COMMENT = (0x0020, 0x4000)  # image comments
 _CANON = re.compile(r"b=(\d+)\((.+)\)")  # b=1500(0.895,0.000,0.445)
@@ -119,7 +120,11 @@ def b_table(image: Path) -> list[float]:
         )
     found = set()
     for table in tables:
-        words = re.split(r"[\s,;]+", table.read_bytes().decode("utf-8-sig", "replace").strip())
+        try:
+            text = read_file(table, _LONGEST_TABLE).decode("utf-8-sig", "replace")
+        except OSError as error:
+            raise StudyError("b_unknown", f"Column dwi: its .bval file cannot be read ({error.strerror}).") from None
+        words = re.split(r"[\s,;]+", text.strip())
         try:
             values = tuple(float(word) for word in words)
         except ValueError:

@@ -24,7 +24,7 @@ from mri_alm.errors import StudyError, memory_ran_out
 from mri_alm.imaging.dicom_files import silence_readers
 from mri_alm.imaging.volume import MAX_VOXELS, SPACING_MM
 from mri_alm.runtime.atomic import explain_os_errors, write_atomically
-from mri_alm.runtime.files import in_utf8
+from mri_alm.runtime.files import in_utf8, open_file
 
 # Threads that read images by ITK at once crash now and then (SimpleITK issue 74). nibabel needs no such lock.
 ONE_IMAGE_FILE = threading.Lock()
@@ -167,6 +167,8 @@ def image_header(path: Path, name: str) -> ImageHeader:
     silence_readers()
     if not in_utf8(path):  # ITK ends the process over it
         raise StudyError("unreadable", f"Column {name}: a name in its path is not in UTF-8. Rename it.")
+    with _reading(path, name):
+        open_file(path).close()  # ITK would wait for the writer of a named pipe
     if not all(_lies_beside(file, path) for file in _named_voxels(path)):  # it could name any file there is
         raise _unreadable(name, "its voxels are not in one file beside its header")
     return (_itk_header if path.suffix.lower() in BY_ITK else _nifti_header)(path, name)
@@ -221,7 +223,7 @@ def _named_voxels(path: Path) -> list[Path]:
 
 def _text(path: Path) -> bytes:
     """The header of an MHA or NRRD file; of MHA with voxels behind it."""
-    with path.open("rb") as stream:
+    with open_file(path) as stream:
         header = stream.read(LONGEST_HEADER)
     nrrd = path.suffix.lower() in (".nrrd", ".nhdr")
     return re.split(rb"\r?\n\r?\n", header, maxsplit=1)[0] if nrrd else header
@@ -310,7 +312,7 @@ def _holds(path: Path, text: bytes, claimed: int) -> bool:
     """
     if _named_voxels(path) or _OTHER_CODE.search(text):
         return True
-    with path.open("rb") as stream:
+    with open_file(path) as stream:
         start = re.search(_VOXELS_FOLLOW[path.suffix.lower()], stream.read(LONGEST_HEADER))
         stream.seek(start.end() if start else 0)
         if not _DEFLATED.search(text):
@@ -325,7 +327,7 @@ def _holds(path: Path, text: bytes, claimed: int) -> bool:
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[io.BufferedIOBase]:
     """A file's content, inflated where it is gzip, whatever its name says."""
-    with path.open("rb") as raw:
+    with open_file(path) as raw:
         packed = raw.read(2) == _GZIP
         raw.seek(0)
         if packed:
@@ -456,7 +458,7 @@ def _forms(header: Any, pixdim: NDArray[np.float64], name: str) -> dict[str, NDA
 
 def _check_claim(place: Path, start: int, length: int, name: str) -> None:
     """Refuse what a header claims but no file of this size can hold."""
-    with _reading(place, name), place.open("rb") as stream:
+    with _reading(place, name), open_file(place) as stream:
         available = place.stat().st_size * (DEFLATE_RATIO if stream.read(2) == _GZIP else 1)
     if start + length > available:
         raise _unreadable(name, f"its header claims {length:,} bytes of voxels, more than the file can hold")

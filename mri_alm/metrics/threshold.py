@@ -7,7 +7,7 @@ promise, and are named for it. r = 0 has an honest outcome too: tau = -infinity,
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from scipy.stats import beta, betabinom, binom, nbinom
 
 from mri_alm.errors import InputError
 from mri_alm.metrics.ranking import Floats, check_binary
+from mri_alm.runtime.files import Fields, shown
 
 
 @dataclass(frozen=True)
@@ -74,16 +75,38 @@ class OperatingPoint:
         return asdict(self) | {"threshold": self.threshold if math.isfinite(self.threshold) else None}
 
     @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> "OperatingPoint":
-        """The inverse of :meth:`to_json`.
+    def from_json(cls, given: Mapping[str, Any], place: str = "threshold.json") -> "OperatingPoint":
+        """The inverse of :meth:`to_json` for a threshold on scores in [0, 1], as a run's file holds it.
+
+        Args:
+            given: Field to value.
+            place: The file, for messages.
 
         Raises:
-            InputError: If a field is missing or unknown.
+            InputError: If a field is missing, unknown, of another type, out of its range, or contradicts another one.
         """
-        names = cls.__dataclass_fields__.keys()
-        if fields.keys() != names:
-            raise InputError(f"An operating point has the fields {', '.join(names)}; found {', '.join(fields)}.")
-        return cls(**fields | {"threshold": -math.inf if fields["threshold"] is None else fields["threshold"]})
+        names, fields = cls.__dataclass_fields__.keys(), Fields(place, given)
+        if given.keys() != names:
+            raise InputError(
+                f"An operating point has the fields {', '.join(names)}; found {shown([*given])} in {place}. Restore "
+                "the file from a copy."
+            )
+        n = fields.whole("n_positive")
+        rank = fields.whole("rank", n)
+        if (given["threshold"] is None) != (rank == 0):
+            raise fields.refused("threshold", f"null exactly where rank is 0 (rank is {rank})")
+        return cls(
+            threshold=fields.number("threshold", 0, 1) if rank else -math.inf,
+            rank=rank,
+            n_positive=n,
+            n_negative=fields.whole("n_negative"),
+            false_negatives=fields.whole("false_negatives", max(rank - 1, 0)),
+            false_positive_rate=fields.number("false_positive_rate", 0, 1),
+            expected_miss_rate=fields.number("expected_miss_rate", 0, 1),
+            miss_rate_upper_95=fields.number("miss_rate_upper_95", 0, 1),
+            rule=fields.text("rule"),
+            basis=fields.text("basis"),
+        )
 
 
 ScoreSource = Literal["calibration", "pooled"]

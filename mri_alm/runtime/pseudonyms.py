@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mri_alm.errors import InputError
 from mri_alm.runtime.atomic import explain_os_errors, write_atomically
+from mri_alm.runtime.files import read_file
 from mri_alm.runtime.locks import exclusive_lock
 
 _SHORTEST, _LONGEST = 8, 4096  # characters of a secret: what is shorter can be guessed, what is longer is another file
@@ -46,7 +47,7 @@ def key_secret(file: Path | str | None = None) -> str:
     if file is None and not path.exists():
         _make(path)
     try:
-        secret = path.read_text("utf-8").strip() if path.is_file() and path.stat().st_size <= _LONGEST else ""
+        secret = read_file(path, _LONGEST).decode().strip()
     except (OSError, UnicodeDecodeError):
         secret = ""
     if len(secret) < _SHORTEST:

@@ -12,11 +12,12 @@ from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any
 
 from mri_alm.errors import InputError, refuse_all
-from mri_alm.runtime.files import write_bytes
+from mri_alm.runtime.files import read_file, write_bytes
 
 logger = logging.getLogger("mri_alm")
 
 _FORMULA = re.compile(r"'*(?:\s*[=+\-@]|[\t\n])")  # apostrophes count, or one that was there could not be told
+LARGEST_TABLE = 256 << 20  # bytes; a row of every exam that a hospital has is shorter
 _SEPARATORS = ",;\t|"
 _TRIED_ROWS = 1000  # enough to tell the separator
 _HINT = re.compile(r'"?sep=([^\w"\s]|\t)"?[,;\t]*(?:\r\n|\r|\n)', re.IGNORECASE)  # a first line for Excel alone
@@ -78,7 +79,7 @@ def read_table(
             header, or none below it.
     """
     try:
-        content = path.read_bytes()
+        content = read_file(path, LARGEST_TABLE)
     except OSError as error:
         named = f" with {', '.join(required)}" if required else ""
         raise InputError(f"{path}: cannot be read ({error.strerror}). Give the path of a CSV file{named}.") from None

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -31,7 +32,7 @@ from mri_alm.imaging.pictures import study_picture
 from mri_alm.metrics.threshold import OperatingPoint, certificate_in_words, neyman_pearson_threshold
 from mri_alm.runtime.atomic import explain_os_errors, private_files
 from mri_alm.runtime.bug_reports import BUG_REPORT, UnexpectedError, ends_the_run, study_failure, unexpected
-from mri_alm.runtime.files import sha256, write_bytes, write_json
+from mri_alm.runtime.files import no_files, sha256, write_bytes, write_json
 from mri_alm.runtime.progress import progress_bar
 from mri_alm.runtime.pseudonyms import key_secret, study_key
 from mri_alm.runtime.tables import read_table, write_csv
@@ -411,6 +412,8 @@ def _find(source: Path, *, allow_outside_paths: bool) -> Input:
     if not source.exists():
         raise InputError(f"{source} is neither a folder nor a .csv manifest. Give a folder of exams, or a manifest.")
     found = find_sources(source, CohortRules())
+    for what, count in Counter(no_files(source).values() if source.is_dir() else ()).items():
+        logger.warning("%d entries of the input were left out: %s. Look for what should be there.", count, what)
     dicom = [one.item["dicom"] for one in found.sources if found.layout == "dicom"]
     if dicom and not any(one.files or one.failed for one in dicom):
         raise InputError(f"{source} holds no DICOM images. Give the folder of an export, or a manifest (.csv).")

@@ -395,7 +395,7 @@ def test_rules_default_extend_and_replace(tmp_path: Path) -> None:
         ({"labels": {"splits": {"a": "b"}}}, 'unknown side of a split "b"'),
         ({"size": [0, 1, 1]}, "size must be three numbers above 0"),
         ({"spacing": ["1", 1, 1]}, "spacing must be a number without quotation marks, got a text"),
-        ({"spacing": [float("nan"), 1, 1]}, "spacing must be a number without quotation marks, got nan"),
+        ({"spacing": [float("nan"), 1, 1]}, "is damaged (NaN is no number of JSON"),
         ({"size": [12.5, 12, 6]}, "size must be a whole number, got 12.5"),
         ([series_rule(description=["a"])], "series rule 1, description must be a text, got a list"),
         ([series_rule(description="(")], "series rule 1, description is no regular expression"),
