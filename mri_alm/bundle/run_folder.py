@@ -227,8 +227,8 @@ class RunRecord:
 
 
 def _can_be_shown(value: Any) -> bool:
-    if isinstance(value, list):
-        return all(map(_can_be_shown, value))
+    if isinstance(value, (list, dict)):
+        return all(map(_can_be_shown, value.values() if isinstance(value, dict) else value))
     return value is None or isinstance(value, (bool, int, float)) or (isinstance(value, str) and value.isprintable())
 
 
