@@ -1,5 +1,6 @@
 """Ten checkpoints, one logit per exam: the ensemble, its predictions, and a finished run that scores."""
 
+import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -18,14 +19,14 @@ from safetensors.torch import load
 from scipy.special import expit
 from torch import Tensor, nn
 
-from mri_alm.bundle.checkpoints import LARGEST_WEIGHTS, load_tensors
+from mri_alm.bundle.checkpoints import LARGEST_WEIGHTS, tensors_in
 from mri_alm.bundle.run_folder import RunFolder
 from mri_alm.bundle.shipped import differences, refuse_code, settings_in, shipped_config
 from mri_alm.bundle.settings import PRIVATE_SETTINGS, TABLE, current_names, is_data
 from mri_alm.cohort.protocol import BELOW_GATE, quality_of, training_note, unlike
 from mri_alm.errors import InputError
 from mri_alm.metrics.threshold import OperatingPoint
-from mri_alm.runtime.files import read_file, sha256
+from mri_alm.runtime.files import read_file
 
 logger = logging.getLogger("mri_alm")
 
@@ -113,12 +114,13 @@ class TrainedRun:
         members = []
         for name, digest in self.checkpoints.items():
             path = self.run.weights(name)
-            if not path.is_file() or sha256(path) != digest:
+            content = read_file(path, LARGEST_WEIGHTS) if path.is_file() else b""  # once: what is loaded is what was checked
+            if hashlib.sha256(content).hexdigest() != digest:
                 raise InputError(
                     f"{path} is not the checkpoint that the threshold was set for: its SHA-256 differs, so it is "
                     "damaged or another training's. Restore it, or run training again."
                 )
-            members.append(load_member(self.network(), path))
+            members.append(_with_weights(self.network(), content, path))
         return Ensemble(members).eval()
 
     def preprocessing(self) -> Compose:
@@ -132,8 +134,18 @@ def load_member(network: nn.Module, path: Path) -> nn.Module:
     Raises:
         InputError: If the file cannot be read or its weights are those of another network.
     """
+    try:
+        content = read_file(path, LARGEST_WEIGHTS)
+    except OSError as error:
+        raise InputError(f"{path} holds no weights that can be read ({error.strerror}). Restore the file.") from None
+    return _with_weights(network, content, path)
+
+
+def _with_weights(network: nn.Module, content: bytes, path: Path) -> nn.Module:
+    """The same of the file's content."""
     network = deepcopy(network)
-    state: Any = _safetensors(path) if path.suffix == ".safetensors" else load_tensors(path).get("model")
+    packed = path.suffix == ".safetensors"
+    state: Any = _safetensors(content, path) if packed else tensors_in(content, path).get("model")
     _check_weights(path, state, network.state_dict())
     network.load_state_dict(state)
     return network
@@ -175,10 +187,10 @@ def _form(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
-def _safetensors(path: Path) -> dict[str, Tensor]:
+def _safetensors(content: bytes, path: Path) -> dict[str, Tensor]:
     try:
-        return load(read_file(path, LARGEST_WEIGHTS))
-    except (OSError, SafetensorError) as error:
+        return load(content)
+    except SafetensorError as error:
         raise InputError(f"{path} cannot be read as safetensors ({type(error).__name__}). Restore it.") from error
 
 

@@ -35,6 +35,7 @@ from mri_alm.runtime.tasks import Pool, run_tasks
 
 logger = logging.getLogger("mri_alm")
 
+_OWNER = "cache_entry_of"  # key of a cache's entry
 _LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 
 
@@ -202,21 +203,29 @@ class CheckedCache(PersistentDataset):
     """MONAI's ``PersistentDataset`` for dictionaries; a damaged entry is made again, and that is said.
 
     MONAI moves an entry into its place by a copy, so that a kill can leave half of it, and reads flipped bits as if
-    they were an exam. Arguments are those of ``PersistentDataset``; ``cache_dir`` must be given.
+    they were an exam. An entry also says whose it is (its own file name, the hash of item and transforms), so that one
+    copied to another exam's name is not taken for that exam. Arguments are those of ``PersistentDataset``; ``cache_dir`` must be given.
 
     Raises:
         InputError: From an access, if the folder is full, cannot be written, or holds something else.
     """
 
     def _cachecheck(self, item_transformed: dict[str, Any]) -> dict[str, Any]:
-        path = self.cache_dir / f"{self.hash_func(item_transformed).decode()}{self.transform_hash}.pt"
+        name = f"{self.hash_func(item_transformed).decode()}{self.transform_hash}"
+        path = self.cache_dir / f"{name}.pt"
         if path.exists():
             try:
-                return load_tensors(path)
+                found = load_tensors(path)
             except DamagedFileError as error:
                 logger.warning("Cache: %s The exam is prepared again.", error)
+            else:
+                if (owner := found.pop(_OWNER, None)) == name:
+                    return found
+                why = "of another exam or other settings" if owner else "of an earlier version, which wrote no owner"
+                logger.warning("Cache: the entry %s is %s. The exam is prepared again.", path, why)
         prepared: dict[str, Any] = self._pre_transform(deepcopy(item_transformed))
-        save_tensors(path, convert_to_tensor(prepared, convert_numeric=False, track_meta=self.track_meta))
+        kept = convert_to_tensor(prepared, convert_numeric=False, track_meta=self.track_meta)
+        save_tensors(path, kept | {_OWNER: name})
         return prepared
 
 

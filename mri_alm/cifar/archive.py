@@ -99,16 +99,20 @@ def load_arrays(path: Path) -> dict[str, Any]:
     """A pickle of arrays, numbers, strings and containers of them; any other content is refused unopened.
 
     Raises:
-        InputError: If the file is damaged, holds a class or function that is not admitted, or no dictionary.
+        InputError: If the file is damaged, holds a class or function that is not admitted, an array larger than itself,
+            or no dictionary.
     """
+    stored = _bytes(path)
     try:
-        content = _ArrayUnpickler(io.BytesIO(_bytes(path)), encoding="latin1").load()
+        content = _ArrayUnpickler(io.BytesIO(stored), encoding="latin1").load()
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except Exception as error:  # a damaged pickle raises nearly any type
         raise InputError(f"{path} cannot be read ({type(error).__name__}). Download and unpack it again.") from error
     if not isinstance(content, dict):
         raise InputError(f"{path} holds a {type(content).__name__}, not a CIFAR batch.")
+    if any(isinstance(value, np.ndarray) and value.nbytes > len(stored) for value in content.values()):
+        raise InputError(f"{path} claims an array larger than the file. Do not trust where it came from.")
     return content
 
 
@@ -158,12 +162,19 @@ def _read_binary(path: Path, dataset: str) -> ArchivePart:
 def _read_python(path: Path, dataset: str) -> ArchivePart:
     content = load_arrays(path)
     keys = ("data", "labels", "labels") if dataset == "cifar10" else ("data", "fine_labels", "coarse_labels")
-    pixels, fine, coarse = (np.asarray(content.get(key, [])) for key in keys)
+    pixels, fine, coarse = (_flat(content.get(key, [])) for key in keys)
     if pixels.dtype != np.uint8 or pixels.ndim != 2 or pixels.shape[1] != PIXELS or len(pixels) == 0:
         raise InputError(f"{path}: data must be (N, {PIXELS}) bytes, found {pixels.shape} of {pixels.dtype}.")
     if not fine.shape == coarse.shape == (len(pixels),) or not {fine.dtype.kind, coarse.dtype.kind} <= {"i", "u"}:
         raise InputError(f"{path}: there must be one whole-number label for each of {len(pixels)} images.")
     return ArchivePart(pixels.reshape(-1, 3, 32, 32), fine.astype(np.int64), coarse.astype(np.int64))
+
+
+def _flat(found: Any) -> NDArray[Any]:
+    """An array, or a list of numbers as one; empty for nested lists, which a small pickle can make endless."""
+    if isinstance(found, np.ndarray):
+        return found
+    return np.asarray(found if all(isinstance(one, (int, np.integer)) for one in found) else [])
 
 
 def _names_in_text(place: Path, dataset: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -175,7 +186,7 @@ def _names_in_text(place: Path, dataset: str) -> tuple[tuple[str, ...], tuple[st
 def _names_in_pickle(place: Path, dataset: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     content = load_arrays(place / ("batches.meta" if dataset == "cifar10" else "meta"))
     keys = ["label_names"] if dataset == "cifar10" else ["fine_label_names", "coarse_label_names"]
-    names = [tuple(str(name) for name in content.get(key, [])) for key in keys]
+    names = [tuple(name for name in content.get(key, []) if isinstance(name, str)) for key in keys]
     return names[0], names[1] if dataset == "cifar100" else ()
 
 

@@ -23,7 +23,7 @@ from mri_alm.imaging.plausibility import (
 )
 from mri_alm.imaging.registration import GLAND_MM
 from mri_alm.imaging.series import BY_HAND, Frame, Series
-from mri_alm.imaging.volume import build_mean, build_volume, check_repeats, common_slices
+from mri_alm.imaging.volume import build_mean, build_volume, check_repeats, check_size, common_slices
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -43,7 +43,12 @@ class DiffusionSet:
     @property
     def first(self) -> Series:
         """The series that stands for the set."""
-        return (self.dwi or self.calculated or self.adc)[0]
+        return self.every[0]
+
+    @property
+    def every(self) -> list[Series]:
+        """All series of the set."""
+        return [*self.dwi, *self.calculated, *self.adc]
 
     @property
     def usable(self) -> bool:
@@ -238,7 +243,7 @@ def choose_t2(series: Sequence[Series], sets: Sequence[DiffusionSet], warnings: 
             equally good and hold different images.
     """
     planes = axial_t2(series, sets)
-    best, volume = first_usable(planes, lambda one: build_volume(one.frames, series_name(one)), series_name, warnings)
+    best, volume = first_usable(planes, _t2_volume, series_name, warnings)
     pixel, gap = volume.GetSpacing()[0], volume.GetSpacing()[2]
     if pixel > COARSE_MM[0] or gap > COARSE_MM[1]:
         warnings.append(
@@ -248,7 +253,7 @@ def choose_t2(series: Sequence[Series], sets: Sequence[DiffusionSet], warnings: 
         warnings.append(f"{series_name(best)} is a reformation (secondary images), and no original axial T2 was found.")
     left = planes[planes.index(best) + 1 :]
     for one in left:
-        if _compare(best, one, sets)[0] == 0 and not _equal(volume, build_volume(one.frames, series_name(one))):
+        if _compare(best, one, sets)[0] == 0 and not _equal(volume, _t2_volume(one)):
             raise StudyError(
                 "several_t2",
                 f"{series_name(best)} and {series_name(one)} are equally good axial T2 (pixels, slices, field, time). "
@@ -261,6 +266,11 @@ def choose_t2(series: Sequence[Series], sets: Sequence[DiffusionSet], warnings: 
     return best, volume
 
 
+def _t2_volume(one: Series) -> sitk.Image:
+    check_size([one])
+    return build_volume(one.frames, series_name(one))
+
+
 def refuse_equal_sets(group: DiffusionSet, sets: Sequence[DiffusionSet], built: Diffusion) -> None:
     """Refuse diffusion protocols between which nothing decides, unless they hold the same images.
 
@@ -270,6 +280,7 @@ def refuse_equal_sets(group: DiffusionSet, sets: Sequence[DiffusionSet], built: 
     for other in sets:
         if other is group or other.rank != group.rank:
             continue
+        check_size([*group.every, *other.every])
         same = build_diffusion(other)
         if not _equal(built.hbv or built.adc, same.hbv or same.adc):
             raise StudyError(
@@ -301,16 +312,21 @@ def first_usable(
     raise refusals[0]
 
 
-def build_diffusion(group: DiffusionSet) -> Diffusion:
+def build_diffusion(group: DiffusionSet, *, beside: Sequence[Series] = ()) -> Diffusion:
     """Volumes of a set: every acquired b, the ADC (the scanner's, else fitted) and the highest b.
 
     A b-value with duplicate slices is left out where nothing needs it.
 
+    Args:
+        group: The set.
+        beside: What is in memory with it.
+
     Raises:
-        StudyError: As :func:`mri_alm.imaging.volume.build_volume`, ``adc_units`` or ``adc_unfit``.
+        StudyError: As :func:`mri_alm.imaging.volume.build_volume`, ``too_large``, ``adc_units`` or ``adc_unfit``.
     """
+    check_size([*beside, *group.every])
     warnings: list[str] = []
-    ways = {one.slices_rise for one in (*group.dwi, *group.calculated, *group.adc)} - {None}
+    ways = {one.slices_rise for one in group.every} - {None}
     if len(ways) > 1:
         raise StudyError(
             "geometry",

@@ -1,6 +1,7 @@
 """An exam, from DICOM or from image files -> T2, ADC and high b, each on its own grid; or a typed error."""
 
 import contextlib
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ from mri_alm.imaging.plausibility import (
 )
 from mri_alm.imaging.registration import PREPARED_IMAGES, Facts, Images, mask_centre
 from mri_alm.imaging.series import Series, group_series
-from mri_alm.imaging.volume import build_mean, build_volume, common_slices, geometric_mean
+from mri_alm.imaging.volume import MAX_VOXELS, build_mean, build_volume, check_size, common_slices, geometric_mean
 
 _VENDORS = r"\b(siemens|philips|ge|canon|toshiba|uih|hitachi|fujifilm|mri-alm)\b"
 _MODELS = (  # Siemens, GE, Philips, Toshiba and Canon, Hitachi, United Imaging, and our phantom
@@ -95,7 +96,7 @@ def read_study(files: StudyFiles, series: list[Series] | None = None) -> Exam:
     Raises:
         StudyError: With a code for the kind of refusal: ``pointer``, ``no_images``, ``no_t2``, ``no_diffusion``,
             ``several_t2``, ``mosaic``, ``b_unknown``, ``b_implausible``, ``frames_differ``, ``slices_differ``,
-            ``volumes_differ``, ``adc_units``, ``adc_implausible``, ``adc_unfit``, ``maps_swapped`` or one of
+            ``volumes_differ``, ``too_large``, ``adc_units``, ``adc_implausible``, ``adc_unfit``, ``maps_swapped`` or one of
             :func:`mri_alm.imaging.volume.build_volume`.
     """
     silence_readers()
@@ -106,7 +107,12 @@ def read_study(files: StudyFiles, series: list[Series] | None = None) -> Exam:
     sets = diffusion_sets(series, warnings)
     t2_series, t2 = choose_t2(series, sets, warnings)
     sets = [one for one in sets if one.first.frame_of_reference == t2_series.frame_of_reference]
-    group, built = first_usable(sets, build_diffusion, lambda one: series_name(one.first), warnings)
+    group, built = first_usable(
+        sets,
+        lambda one: build_diffusion(one, beside=[t2_series]),
+        lambda one: series_name(one.first),
+        warnings,
+    )
     refuse_equal_sets(group, sets, built)
     if len(sets) > 1:
         left = ", ".join(str(one.first.number) for one in sets if one is not group)
@@ -141,6 +147,7 @@ def read_series(folder: Path) -> dict[float | None, sitk.Image]:
         raise StudyError("not_mr", f"{series_name(one)} holds no MR images, by its SOP class or modality.")
     if one.role == "unsupported":
         raise StudyError("mosaic", f"{series_name(one)}: {one.reason}. Export one image per slice.")
+    check_size([one])
     if one.role not in ("dwi", "calculated"):
         return {None: build_volume(one.frames, series_name(one))}
     if not one.b_values:
@@ -305,6 +312,13 @@ def _from_files(item: Mapping[Any, Any]) -> tuple[Images, Facts]:
     paths = {name: Path(item[name]) for name in (*PREPARED_IMAGES, "dwi", "gland") if item.get(name)}
     headers = {name: image_header(path, name) for name, path in paths.items() if not path.is_dir()}
     _check_places(headers, paths, report["warnings"])
+    if (total := sum(math.prod(header.size) for header in headers.values())) > MAX_VOXELS:
+        sizes = ", ".join(f"{name} {' x '.join(map(str, header.size))}" for name, header in headers.items())
+        raise StudyError(
+            "too_large",
+            f"The headers of this study's files claim {total:,} voxels ({sizes}), and an exam has {MAX_VOXELS:,} at "
+            "most. Give smaller images: crop them, or average the volumes of one b-value.",
+        )
     if any(header.description == PHANTOM_NOTE for header in headers.values()):
         report["vendor"] = "mri-alm"
     images: Images = {}

@@ -28,7 +28,7 @@ from mri_alm.runtime.files import in_utf8, open_file
 
 # Threads that read images by ITK at once crash now and then (SimpleITK issue 74). nibabel needs no such lock.
 ONE_IMAGE_FILE = threading.Lock()
-MAX_SERIES_VOXELS = 4 * MAX_VOXELS  # all volumes of a 4D file
+SCALED_AT_ONCE = 1 << 22  # voxels: numbers of eight bytes come in between
 DEFLATE_RATIO = 1100  # zlib never packs tighter than 1032 to 1
 DETACHED = (".mhd", ".nhdr")  # headers whose voxels are in another file
 BY_ITK = {
@@ -241,7 +241,7 @@ def _judged(header: ImageHeader) -> ImageHeader:
     if len(size) not in (3, 4) or min(size) < 1:
         what = " x ".join(map(str, size))
         raise StudyError("not_3d", f"Column {name}: an image of {what} voxels; three dimensions are needed, or four.")
-    if (voxels := math.prod(size)) > MAX_SERIES_VOXELS:
+    if (voxels := math.prod(size)) > MAX_VOXELS:
         raise _unreadable(name, f"its header claims {voxels:,} voxels")
     if not all(map(math.isfinite, header.origin)) or not all(low <= mm <= high for mm in header.spacing):
         raise _unreadable(name, _NO_PLACE)
@@ -353,7 +353,13 @@ def _nifti_header(path: Path, name: str) -> ImageHeader:
     def load() -> NDArray[np.float32]:
         with _reading(place, name), np.errstate(over="ignore", invalid="ignore"):
             voxels = np.frombuffer(_content(place, start, length, name), dtype)
-            return (voxels if (slope, shift) == (1.0, 0.0) else voxels * slope + shift).astype(np.float32)
+            if (slope, shift) == (1.0, 0.0):
+                return voxels.astype(np.float32)
+            scaled = np.empty(voxels.shape, np.float32)
+            for first in range(0, voxels.size, SCALED_AT_ONCE):
+                part = slice(first, first + SCALED_AT_ONCE)
+                scaled[part] = voxels[part] * slope + shift
+            return scaled
 
     direction = affine[:3, :3] / np.maximum(np.linalg.norm(affine[:3, :3], axis=0), 1e-30)
     note = bytes(header["descrip"].item()).decode("latin-1")

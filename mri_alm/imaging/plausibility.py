@@ -28,7 +28,7 @@ from mri_alm.imaging.diffusion import (
     rank_correlation,
 )
 from mri_alm.imaging.series import Series
-from mri_alm.imaging.volume import build_mean
+from mri_alm.imaging.volume import build_mean, check_size
 
 # Tissue median in 1e-6 mm2/s: 1,250 to 1,390 on three ProstateX exams, 1,340 to 1,470 on phantoms. Outside POSSIBLE
 # no pelvis lies, whatever the scanner; outside USUAL something should be looked at; TYPICAL tells which of two is off.
@@ -284,14 +284,22 @@ def infer_roles_from_voxels(series: Sequence[Series]) -> None:
 
     Changes role and reason of a series where its content says so: to ``adc``, to ``calculated``, or to ``other`` for
     one that passed as T2 by its echo time but lies on diffusion's grid.
+
+    Raises:
+        StudyError: ``too_large``.
     """
     build = cache(_build)  # every volume is read once, whoever asks
-    for one in series:
-        if one.nameless and one.role in ("dwi", "t2", "other") and len(one.frames) == len(one.positions):
-            mapped = any(
-                other.role == "adc" and "ADC" in other.image_type and other.same_place(one) for other in series
-            )
-            _settle(one, [other for other in series if _beside(other, one)], build, mapped=mapped)
+    unknown = [
+        one
+        for one in series
+        if one.nameless and one.role in ("dwi", "t2", "other") and len(one.frames) == len(one.positions)
+    ]
+    pairs = [(one, other) for one in unknown for other in series if _beside(other, one)]
+    read = {one for pair in pairs for one in pair} | {one for one in unknown if one.role == "dwi"}
+    check_size([one for one in series if one in read])
+    for one in unknown:
+        mapped = any(other.role == "adc" and "ADC" in other.image_type and other.same_place(one) for other in series)
+        _settle(one, [other for other in series if _beside(other, one)], build, mapped=mapped)
 
 
 def _beside(other: Series, one: Series) -> bool:

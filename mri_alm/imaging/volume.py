@@ -4,19 +4,22 @@ No folder reader does this safely on diffusion (b-values are stacked, missing sl
 built from the headers: sorted by position along the slice normal, spacing from the positions.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import SimpleITK as sitk  # noqa: N813
 from numpy.typing import NDArray
+from pydicom.dataset import Dataset
+from pydicom.encaps import generate_frames
 from pydicom.pixels import get_decoder
+from pydicom.uid import RLELossless
 from scipy.ndimage import uniform_filter
 
 from mri_alm.errors import StudyError
 from mri_alm.imaging.dicom_files import DAMAGED, read_dicom
 from mri_alm.imaging.diffusion import MIN_TISSUE, TISSUE, central_field, rank_correlation
-from mri_alm.imaging.series import SAME_VOXEL, Frame
+from mri_alm.imaging.series import SAME_VOXEL, Frame, Series
 
 GAP_TOLERANCE = 0.05  # of the median distance between slices
 COSINE_TOLERANCE = 1e-4
@@ -26,7 +29,34 @@ SCALE_JUMP = 1.7  # of a slice's median over its neighbours'; 1.15 at most on th
 REPEATS_RATIO = 2.0
 REPEATS_LIKE = 0.5
 SPACING_MM = 0.01, 100.0  # anything else is no MR image
-MAX_VOXELS = 2**27  # 512 MiB as float32, twenty times the largest prostate series; a damaged header may claim anything
+# Of all images that are read for one exam: 256 MiB as float32, nine times the largest prostate exam at hand. A header
+# may claim anything, and compressed images of one value take next to no room in a file.
+MAX_VOXELS = 2**26
+MAX_PIXELS = 2**22  # of one slice, 2,048 x 2,048: the largest at hand has 640 x 640
+RLE_GROWTH = 1.1  # run lengths of pure noise take 129/128 of it
+
+
+def check_size(series: Sequence[Series]) -> None:
+    """Refuse series that are more than any exam, by their headers, before a pixel is decoded.
+
+    Args:
+        series: All that are to be in memory at once.
+
+    Raises:
+        StudyError: ``too_large``.
+    """
+    sizes = {id(one): sum(frame.shape[0] * frame.shape[1] for frame in one.frames) for one in series}
+    if (total := sum(sizes.values())) <= MAX_VOXELS:
+        return
+    largest = max(series, key=lambda one: sizes[id(one)])
+    rows, columns = largest.frames[0].shape
+    raise StudyError(
+        "too_large",
+        f"The headers of {len(sizes)} series claim {total:,} voxels, and an exam has {MAX_VOXELS:,} at most. The largest "
+        f"is series {largest.number}: {len(largest.frames)} images of {rows} x {columns} pixels. Leave it out of the "
+        "export, export it with fewer or smaller images, or name the right series for this study under studies in the "
+        "rules file.",
+    )
 
 
 def build_volume(frames: list[Frame], name: str, *, blanked: bool = False) -> sitk.Image:
@@ -238,18 +268,20 @@ def _gap(positions: NDArray[np.float64], normal: NDArray[np.float64], name: str)
 
 
 def _stack(frames: list[Frame], name: str) -> NDArray[np.float32]:
-    """Physical values (slices, rows, columns) of frames already in order."""
-    if len(frames) * frames[0].shape[0] * frames[0].shape[1] > MAX_VOXELS:
-        raise StudyError("damaged_file", f"{name}: {len(frames)} slices of {frames[0].shape} pixels are no MR volume.")
-    pixels: dict[Path, NDArray[np.generic]] = {}
-    for frame in frames:
-        if frame.file not in pixels:
-            pixels[frame.file] = _pixels(frame.file, name)
-    try:
+    """Physical values (slices, rows, columns) of frames already in order; one file at a time is decoded."""
+    shape = frames[0].shape
+    if len(frames) * shape[0] * shape[1] > MAX_VOXELS or shape[0] * shape[1] > MAX_PIXELS:
+        raise StudyError("too_large", f"{name}: {len(frames)} slices of {shape} pixels are no MR volume.")
+    places: dict[Path, list[int]] = {}
+    for place, frame in enumerate(frames):
+        places.setdefault(frame.file, []).append(place)
+    stack = np.empty((len(frames), *shape), np.float32)
+    for file, own in places.items():
+        own.sort(key=lambda place: frames[place].index)
+        stored = _pixels(file, [frames[place].index for place in own], name)
         with np.errstate(over="ignore", invalid="ignore"):  # a damaged slope; refused below as not finite
-            stack = np.stack([_physical(pixels[frame.file][frame.index], frame) for frame in frames])
-    except (IndexError, ValueError) as error:
-        raise StudyError("damaged_file", f"{name}: pixel data and header disagree on the number of images.") from error
+            for place, pixels in zip(own, stored, strict=True):
+                stack[place] = _physical(pixels, frames[place])
     if not np.isfinite(stack).all() or stack.min() == stack.max():
         raise StudyError(
             "empty_volume", f"{name}: every voxel has the value {stack.flat[0]:g}, or some are not finite."
@@ -301,23 +333,42 @@ def _physical(stored: NDArray[np.generic], frame: Frame) -> NDArray[np.float32]:
     return (stored.astype(np.float64) * frame.slope + frame.intercept).astype(np.float32)
 
 
-def _pixels(file: Path, name: str) -> NDArray[np.generic]:
-    """Stored values of one file as (frames, rows, columns)."""
+def _pixels(file: Path, wanted: list[int], name: str) -> Iterator[NDArray[np.generic]]:
+    """Stored values (rows, columns) of some frames of a file, given in ascending order; the others stay undecoded."""
     try:
         ds = read_dicom(file)
-        if int(ds.Rows) * int(ds.Columns) * int(ds.get("NumberOfFrames") or 1) > MAX_VOXELS:
-            raise StudyError("damaged_file", f"{name}: the header of one file claims more pixels than any MR image.")
-        syntax = ds.file_meta.TransferSyntaxUID
-        if syntax.is_compressed and not (decoder := get_decoder(syntax)).is_available:
-            known = any("gdcm" in needed for needed in decoder.missing_dependencies)
-            way = "install one: pip install -e '.[dicom-compressed]'" if known else "none is known here: export it"
-            way += "" if known else " uncompressed, or as JPEG 2000"
-            raise StudyError("no_decoder", f"{name} is compressed ({syntax.name}) and no decoder is installed; {way}.")
-        stored: NDArray[np.generic] = ds.pixel_array
+        syntax, count = ds.file_meta.TransferSyntaxUID, int(ds.get("NumberOfFrames") or 1)
+        if int(ds.Rows) * int(ds.Columns) * count > MAX_VOXELS:
+            raise StudyError("too_large", f"{name}: the header of one file claims more pixels than any MR image.")
+        if syntax.is_compressed:
+            _check_decoder(ds, count, name)
+        if count <= wanted[-1]:
+            raise StudyError("damaged_file", f"{name}: pixel data and header disagree on the number of images.")
+        if count == 1:
+            yield from [ds.pixel_array] * len(wanted)
+            return
+        every = wanted == list(range(count))  # then the frames are found once, not once each
+        for pixels, _ in get_decoder(syntax).iter_array(ds, indices=None if every else wanted):
+            yield pixels
     except StudyError:
         raise
     except (*DAMAGED, RuntimeError) as error:
         raise StudyError(
             "damaged_file", f"{name}: the pixels of one file cannot be read ({type(error).__name__})."
         ) from error
-    return stored[np.newaxis] if stored.ndim == 2 else stored
+
+
+def _check_decoder(ds: Dataset, count: int, name: str) -> None:
+    """Refuse compressed pixels that nothing installed decodes, and run lengths that give more than the header says."""
+    syntax = ds.file_meta.TransferSyntaxUID
+    if not (decoder := get_decoder(syntax)).is_available:
+        known = any("gdcm" in needed for needed in decoder.missing_dependencies)
+        way = "install one: pip install -e '.[dicom-compressed]'" if known else "none is known here: export it"
+        way += "" if known else " uncompressed, or as JPEG 2000"
+        raise StudyError("no_decoder", f"{name} is compressed ({syntax.name}) and no decoder is installed; {way}.")
+    if syntax == RLELossless:
+        most = RLE_GROWTH * int(ds.Rows) * int(ds.Columns) * int(ds.BitsAllocated) // 8 + 1024
+        if any(len(frame) > most for frame in generate_frames(ds.PixelData, number_of_frames=count)):
+            raise StudyError(
+                "damaged_file", f"{name}: one file holds more run lengths than its image can need. Export it again."
+            )
