@@ -46,6 +46,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="go on in a folder that holds a cohort")
     parser.add_argument("--key-file", type=Path, help="also write what the keys stand for; identifies patients")
     parser.add_argument("--salt-file", type=Path, help="secret of the keys (default: your own, docs/cohort.md)")
+    parser.add_argument("--allow-outside-paths", action="store_true", help="links may lead out of the input folder")
     parser.add_argument("--seed", type=int, default=0, help="of the split, where the labels give none (default 0)")
     parser.add_argument("--check", type=Path, metavar="COHORT", help="check a prepared cohort instead")
     options = parser.parse_args(arguments)
@@ -76,6 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
             backend=options.backend,
             address=options.ray_address,
             salt_file=options.salt_file,
+            allow_outside_paths=options.allow_outside_paths,
         )
         if options.dry_run:
             print(dry_run(order))

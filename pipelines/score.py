@@ -55,7 +55,10 @@ def main() -> int:
     parser.add_argument("--sr", action="store_true", help="also write a pseudonymous DICOM Structured Report per exam")
     parser.add_argument("--explain", type=int, default=0, metavar="N", help="explain the N exams nearest the threshold")
     parser.add_argument(
-        "--allow-outside-paths", "--outside", action="store_true", help="the table may name files outside its folder"
+        "--allow-outside-paths",
+        "--outside",
+        action="store_true",
+        help="the table or links may lead out of the input",
     )
     parser.add_argument("--trust", action="store_true", help="run whatever the model's config says (docs/security.md)")
     arguments = parser.parse_args()

@@ -103,10 +103,8 @@ def _packed(content: bytes) -> str:
         ends = [*(entry.header_offset for entry in entries[1:]), archive.start_dir]
     if any(entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size for entry in entries):
         return "holds compressed entries"
-    taken = [
-        entry.header_offset + _LOCAL_HEADER + len(entry.orig_filename.encode()) + entry.file_size for entry in entries
-    ]
-    if any(last > end for last, end in zip(taken, ends, strict=True)):
+    sizes = [_LOCAL_HEADER + len(entry.orig_filename.encode()) + entry.file_size for entry in entries]
+    if any(entry.header_offset + size > end for entry, size, end in zip(entries, sizes, ends, strict=True)):
         return "holds entries that overlap"
     if len({entry.filename for entry in entries}) < len(entries):
         return "holds two entries of one name"

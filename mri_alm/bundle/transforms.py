@@ -204,7 +204,8 @@ class CheckedCache(PersistentDataset):
 
     MONAI moves an entry into its place by a copy, so that a kill can leave half of it, and reads flipped bits as if
     they were an exam. An entry also says whose it is (its own file name, the hash of item and transforms), so that one
-    copied to another exam's name is not taken for that exam. Arguments are those of ``PersistentDataset``; ``cache_dir`` must be given.
+    copied to another exam's name is not taken for that exam. Arguments are those of ``PersistentDataset``;
+    ``cache_dir`` must be given.
 
     Raises:
         InputError: From an access, if the folder is full, cannot be written, or holds something else.

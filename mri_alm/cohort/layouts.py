@@ -3,6 +3,7 @@
 Names of studies and patients stay in memory, to match labels: only keyed hashes of them are ever written.
 """
 
+import logging
 import os
 import re
 from collections import defaultdict
@@ -21,10 +22,23 @@ from mri_alm.imaging.dicom_files import StudyFiles, find_studies, read_dicom
 from mri_alm.imaging.diffusion import b_table
 from mri_alm.imaging.image_file import image_header, voxels_of
 from mri_alm.runtime.bug_reports import study_failure
-from mri_alm.runtime.files import bvals_of, is_image, no_files, open_file, read_json, stem, unusable, walk
+from mri_alm.runtime.files import (
+    bvals_of,
+    is_image,
+    links_out_of,
+    no_files,
+    open_file,
+    read_json,
+    stem,
+    unusable,
+    walk,
+)
 from mri_alm.runtime.tables import path_in_cell, read_table, windows_hint
 
+logger = logging.getLogger("mri_alm")
+
 KEPT_HEADERS = 4000  # images; 80 MB
+SHOWN_LINKS = 5
 _PICAI = re.compile(r"([^_]+)_([^_]+)_(t2w|adc|hbv|sag|cor)")
 _PICAI_COLUMNS = {"t2w": "t2", "adc": "adc", "hbv": "hbv"}
 _NNUNET = re.compile(r"(.+)_(\d{4})")
@@ -93,8 +107,14 @@ class Input:
     outside: dict[Path, str]
 
 
-def find_sources(root: Path, rules: CohortRules) -> Input:
+def find_sources(root: Path, rules: CohortRules, *, allow_outside_paths: bool = False) -> Input:
     """Studies of a folder or table, in a stable order.
+
+    Args:
+        root: The folder, or a table, which may name files anywhere.
+        rules: Layout and roles.
+        allow_outside_paths: Whether links in the folder may lead out of it. Otherwise these are left out, and a warning
+            names them: whoever sends an export does not choose which files of this machine are read.
 
     Raises:
         InputError: If there is nothing to prepare, or the input is an archive.
@@ -105,15 +125,19 @@ def find_sources(root: Path, rules: CohortRules) -> Input:
         raise InputError(f"{root}: no such file or folder. Give a folder of studies, or a table (.csv) of image files.")
     if (root / "cohort.json").is_file() and (root / "manifest.csv").is_file():
         raise InputError(f"{root} is a prepared cohort. Give {root / 'manifest.csv'}, or the export it was made from.")
-    layout = rules.layout or detect_layout(root)
+    within = None if allow_outside_paths or root.is_file() else root
+    left_out = links_out_of(root, root) if within else []
+    _warn_of_links(left_out, root)
+    layout = rules.layout or detect_layout(root, within)
     if (layout == "table") != root.is_file():
         raise InputError(f"{root} cannot have the layout {layout} ({', '.join(LAYOUTS)}); a table is a .csv file.")
     readers = {"dicom": _dicom, "table": _table, "picai": _picai, "nnunet": _nnunet, "named": _named}
-    sources, outside = readers[layout](root, rules)
+    sources, outside = readers[layout](root, rules, within)
+    outside |= dict.fromkeys(left_out, "a link that leads out of the input folder")
     if not sources:
         raise InputError(f"{root}: no study found, read as layout {layout}. Force another one in the rules file.")
     if layout not in ("dicom", "table"):  # their files are counted with a study, or named by the table
-        outside |= no_files(root)
+        outside |= no_files(root, within=within)
     _take_voxels(sources, outside)
     for source in sources:
         if not source.error and "dicom" not in source.item:
@@ -121,14 +145,31 @@ def find_sources(root: Path, rules: CohortRules) -> Input:
     return Input(layout, sorted(sources, key=lambda one: one.files[:1] or [root]), outside)
 
 
-def detect_layout(root: Path) -> str:
-    """The layout that names and first bytes speak for; DICOM when nothing speaks for another one."""
+def _warn_of_links(links: list[Path], root: Path) -> None:
+    if links:
+        shown = ", ".join(str(link.relative_to(root)) for link in links[:SHOWN_LINKS])
+        logger.warning(
+            "%d links lead out of the input folder and are left out: %s%s. Put the files themselves there, or allow it "
+            "with --allow-outside-paths if the folder is your own.",
+            len(links),
+            shown,
+            f" and {len(links) - SHOWN_LINKS} more" if len(links) > SHOWN_LINKS else "",
+        )
+
+
+def detect_layout(root: Path, within: Path | None = None) -> str:
+    """The layout that names and first bytes speak for; DICOM when nothing speaks for another one.
+
+    Args:
+        root: Folder or table.
+        within: See :func:`mri_alm.runtime.files.walk`.
+    """
     if root.is_file():
         return "table"
     if (root / "dataset.json").is_file() and any((root / part).is_dir() for part in ("imagesTr", "imagesTs")):
         return "nnunet"
     images = False
-    for file in walk(root):
+    for file in walk(root, within=within):
         if unusable(file):
             continue
         if is_image(file):
@@ -173,9 +214,9 @@ def _incomplete(source: StudySource) -> StudyError | None:
     return StudyError("no_diffusion", "The study has no adc, and no 4D diffusion with b-values instead.")
 
 
-def _dicom(root: Path, _: CohortRules) -> tuple[list[StudySource], dict[Path, str]]:
+def _dicom(root: Path, _: CohortRules, within: Path | None) -> tuple[list[StudySource], dict[Path, str]]:
     sources = []
-    for study in find_studies(root, keep=KEPT_HEADERS):
+    for study in find_studies(root, keep=KEPT_HEADERS, within=within):
         source = StudySource(study.uid, "", [], [], {"dicom": study})
         folder = PurePath(source.folder).relative_to(root.absolute())
         folders = [tidy(str(place)) for place in (folder, *folder.parents) if place.parts]
@@ -198,7 +239,7 @@ def _patient_id(study: StudyFiles) -> str:
         return ""
 
 
-def _table(path: Path, rules: CohortRules) -> tuple[list[StudySource], dict[Path, str]]:
+def _table(path: Path, rules: CohortRules, _: Path | None) -> tuple[list[StudySource], dict[Path, str]]:
     sources = []
     names = rules.labels.columns
     seen: set[str] = set()
@@ -254,10 +295,10 @@ def _add(source: StudySource, column: str, place: Path) -> None:
         source.used |= dict.fromkeys(walk(place) if place.is_dir() else [place, *bvals_of(place)], column)
 
 
-def _picai(root: Path, _: CohortRules) -> tuple[list[StudySource], dict[Path, str]]:
+def _picai(root: Path, _: CohortRules, within: Path | None) -> tuple[list[StudySource], dict[Path, str]]:
     found: dict[str, StudySource] = {}
     outside: dict[Path, str] = {}
-    for file in walk(root):
+    for file in walk(root, within=within):
         match = _PICAI.fullmatch(stem(file)) if is_image(file) else None
         if match is None:
             outside[file] = "not of the form patient_study_t2w, _adc or _hbv"
@@ -272,11 +313,11 @@ def _picai(root: Path, _: CohortRules) -> tuple[list[StudySource], dict[Path, st
     return list(found.values()), outside
 
 
-def _nnunet(root: Path, rules: CohortRules) -> tuple[list[StudySource], dict[Path, str]]:
+def _nnunet(root: Path, rules: CohortRules, within: Path | None) -> tuple[list[StudySource], dict[Path, str]]:
     channels = _channels(root / "dataset.json", rules)
     found: dict[str, StudySource] = {}
     outside: dict[Path, str] = {}
-    for file in walk(root):
+    for file in walk(root, within=within):
         part = file.relative_to(root).parts[0]
         match = _NNUNET.fullmatch(stem(file)) if is_image(file) else None
         if match is None or part not in ("imagesTr", "imagesTs"):
@@ -314,7 +355,7 @@ def _channels(path: Path, rules: CohortRules) -> dict[int, str]:
     return {number: column for number, column in columns.items() if column in _TABLE}
 
 
-def _named(root: Path, rules: CohortRules) -> tuple[list[StudySource], dict[Path, str]]:
+def _named(root: Path, rules: CohortRules, within: Path | None) -> tuple[list[StudySource], dict[Path, str]]:
     """Studies of a tree of image files, and the files that belong to none.
 
     A folder that holds images is a study. A folder where all images are called ``<case>_t2``, ``<case>_adc`` and so on,
@@ -324,7 +365,7 @@ def _named(root: Path, rules: CohortRules) -> tuple[list[StudySource], dict[Path
     sources: list[StudySource] = []
     outside: dict[Path, str] = {}
     folders: dict[Path, list[Path]] = defaultdict(list)
-    for file in walk(root):
+    for file in walk(root, within=within):
         folders[file.parent].append(file)
     for folder, files in folders.items():
         images = [file for file in files if is_image(file)]

@@ -14,7 +14,7 @@ import numpy as np
 from mri_alm.cohort.names import number_of, tidy
 from mri_alm.cohort.protocol import told_facts
 from mri_alm.errors import InputError, did_you_mean, refuse_all
-from mri_alm.runtime.files import bvals_of
+from mri_alm.runtime.files import bvals_of, links_out_of
 from mri_alm.runtime.tables import path_in_cell, read_table, windows_hint
 
 logger = logging.getLogger("mri_alm")
@@ -22,6 +22,7 @@ logger = logging.getLogger("mri_alm")
 # columns that hold a file or a folder
 IMAGE_COLUMNS = ("t2", "adc", "hbv", "dwi", "dicom", "valid", "t2_valid", "gland")
 _COMPLETE = ({"dicom"}, {"t2", "dwi"}, {"t2", "adc"})  # each row must fill one of these sets
+SHOWN_LINKS = 5
 RENAMED_COLUMNS = {"split": "side"}  # manifests of before
 
 
@@ -179,13 +180,29 @@ def _wrong_path(column: str, path: Path, folder: Path, *, allow_outside_paths: b
                 "--allow_outside_paths True if the manifest is your own."
             )
         if path.is_file() or path.is_dir():
-            return ""
+            return "" if allow_outside_paths else _wrong_links(column, path, folder)
         if path.exists():
             return f"names {path} in column {column}, a pipe, socket or device. Give a file or a folder there."
     except (OSError, RuntimeError, ValueError):  # a name too long, a circle of links, a zero byte
         pass
     remedy = f"{windows_hint(path)} Correct the path, or list the study under exclude."
     return f"names {path} in column {column}, which does not exist.{remedy}"
+
+
+def _wrong_links(column: str, path: Path, folder: Path) -> str:
+    """What is wrong with links in a folder, or of the table of b-values beside a file; empty if nothing is."""
+    if path.is_dir():
+        links = links_out_of(folder, path)
+    else:
+        links = [table for table in bvals_of(path) if not table.resolve().is_relative_to(folder.resolve())]
+    if not links:
+        return ""
+    shown = ", ".join(str(link.relative_to(path.parent)) for link in links[:SHOWN_LINKS])
+    more = f" and {len(links) - SHOWN_LINKS} more" if len(links) > SHOWN_LINKS else ""
+    return (
+        f"names {path} in column {column}, where {len(links)} links lead out of the manifest's folder ({shown}{more}). "
+        "Put the files themselves there, or allow it with --allow_outside_paths True if the manifest is your own."
+    )
 
 
 def _is_point(text: str) -> bool:

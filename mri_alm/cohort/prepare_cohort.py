@@ -65,6 +65,7 @@ class Order:
         strict: All or nothing: refuse labels that do not fit, stop at the first failed study, no manifest then.
         key_file: Where to write what the keys stand for; it identifies patients.
         salt_file: File with the secret of the keys, in place of the user's own.
+        allow_outside_paths: See :func:`mri_alm.cohort.layouts.find_sources`.
         seed: Of the split, where the labels give none.
         backend: Where studies are prepared, see :class:`mri_alm.runtime.Pool`.
         address: Of a Ray cluster.
@@ -82,6 +83,7 @@ class Order:
     backend: str = "threading"
     address: str | None = None
     salt_file: Path | None = None
+    allow_outside_paths: bool = False
 
 
 @dataclass
@@ -140,7 +142,7 @@ def read_inputs(order: Order) -> Inputs:
     if order.key_file and place in order.key_file.resolve().parents:
         raise InputError(f"{order.key_file} identifies patients: put it outside {order.output}, which may be shared.")
     entries = read_labels(order.labels, rules.labels) if order.labels else []
-    found = find_sources(order.source, rules)
+    found = find_sources(order.source, rules, allow_outside_paths=order.allow_outside_paths)
     labelled = order.labels is not None
     if not labelled and found.layout == "table":
         columns = read_table(root, as_numbered=True)[0].keys()

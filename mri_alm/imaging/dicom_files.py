@@ -92,7 +92,7 @@ class StudyFiles:
     notes: list[str] = field(default_factory=list)
 
 
-def find_studies(root: Path, *, keep: int | None = None) -> list[StudyFiles]:
+def find_studies(root: Path, *, keep: int | None = None, within: Path | None = None) -> list[StudyFiles]:
     """Studies in a directory tree with any file names, ordered by their first file.
 
     Every file ends up in exactly one study, as image, ignored or failed. A file that is no image counts with the study
@@ -103,6 +103,7 @@ def find_studies(root: Path, *, keep: int | None = None) -> list[StudyFiles]:
         root: Where to look, at any depth. Thousands of files are read by one process per core.
         keep: Files, in the order of their names, whose headers are kept in memory; by default all. Studies beyond come
             without, see :func:`with_headers`.
+        within: See :func:`mri_alm.runtime.files.walk`.
 
     Raises:
         InputError: If ``root`` is no directory, or holds no file.
@@ -110,10 +111,10 @@ def find_studies(root: Path, *, keep: int | None = None) -> list[StudyFiles]:
     silence_readers()
     if not root.is_dir():
         raise InputError(f"{root}: no such directory. Give a folder with DICOM files.")
-    files = sorted(walk(root))
+    files = sorted(walk(root, within=within))
     images: dict[str, list[_File]] = defaultdict(list)
     strays: list[_File] = []
-    lost = [_File(path, what, failed=True) for path, what in sorted(no_files(root).items())]
+    lost = [_File(path, what, failed=True) for path, what in sorted(no_files(root, within=within).items())]
     for file in (*_read_all(files, len(files) if keep is None else keep), *lost):
         (strays if file.reason else images[file.study]).append(file)
     studies = {study.uid: study for uid, found in images.items() for study in _by_patient(uid, found)}

@@ -96,8 +96,8 @@ def read_study(files: StudyFiles, series: list[Series] | None = None) -> Exam:
     Raises:
         StudyError: With a code for the kind of refusal: ``pointer``, ``no_images``, ``no_t2``, ``no_diffusion``,
             ``several_t2``, ``mosaic``, ``b_unknown``, ``b_implausible``, ``frames_differ``, ``slices_differ``,
-            ``volumes_differ``, ``too_large``, ``adc_units``, ``adc_implausible``, ``adc_unfit``, ``maps_swapped`` or one of
-            :func:`mri_alm.imaging.volume.build_volume`.
+            ``volumes_differ``, ``too_large``, ``adc_units``, ``adc_implausible``, ``adc_unfit``, ``maps_swapped`` or
+            one of :func:`mri_alm.imaging.volume.build_volume`.
     """
     silence_readers()
     _refuse_empty(files)
@@ -311,14 +311,8 @@ def _from_files(item: Mapping[Any, Any]) -> tuple[Images, Facts]:
     report: Facts = {"warnings": [], "adc_source": "given"}
     paths = {name: Path(item[name]) for name in (*PREPARED_IMAGES, "dwi", "gland") if item.get(name)}
     headers = {name: image_header(path, name) for name, path in paths.items() if not path.is_dir()}
+    _check_sizes(headers)
     _check_places(headers, paths, report["warnings"])
-    if (total := sum(math.prod(header.size) for header in headers.values())) > MAX_VOXELS:
-        sizes = ", ".join(f"{name} {' x '.join(map(str, header.size))}" for name, header in headers.items())
-        raise StudyError(
-            "too_large",
-            f"The headers of this study's files claim {total:,} voxels ({sizes}), and an exam has {MAX_VOXELS:,} at "
-            "most. Give smaller images: crop them, or average the volumes of one b-value.",
-        )
     if any(header.description == PHANTOM_NOTE for header in headers.values()):
         report["vendor"] = "mri-alm"
     images: Images = {}
@@ -342,6 +336,21 @@ def _from_files(item: Mapping[Any, Any]) -> tuple[Images, Facts]:
     if paths["t2"].is_dir():  # a DICOM series: its header tells the scanner
         report |= _scanner(find_studies(paths["t2"])[0].headers[0])
     return images, report
+
+
+def _check_sizes(headers: Mapping[str, ImageHeader]) -> None:
+    """Refuse image files that are more than any exam, before a voxel is read.
+
+    Raises:
+        StudyError: ``too_large``.
+    """
+    if (total := sum(math.prod(header.size) for header in headers.values())) > MAX_VOXELS:
+        sizes = ", ".join(f"{name} {' x '.join(map(str, header.size))}" for name, header in headers.items())
+        raise StudyError(
+            "too_large",
+            f"The headers of this study's files claim {total:,} voxels ({sizes}), and an exam has {MAX_VOXELS:,} at "
+            "most. Give smaller images: crop them, or average the volumes of one b-value.",
+        )
 
 
 def _check_places(headers: Mapping[str, ImageHeader], places: Mapping[Any, Any], warnings: list[str]) -> None:

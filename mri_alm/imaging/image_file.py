@@ -28,7 +28,7 @@ from mri_alm.runtime.files import in_utf8, open_file
 
 # Threads that read images by ITK at once crash now and then (SimpleITK issue 74). nibabel needs no such lock.
 ONE_IMAGE_FILE = threading.Lock()
-SCALED_AT_ONCE = 1 << 22  # voxels: numbers of eight bytes come in between
+SCALED_AT_ONCE = 1 << 22  # voxels: they take eight bytes meanwhile
 DEFLATE_RATIO = 1100  # zlib never packs tighter than 1032 to 1
 DETACHED = (".mhd", ".nhdr")  # headers whose voxels are in another file
 BY_ITK = {
@@ -353,12 +353,9 @@ def _nifti_header(path: Path, name: str) -> ImageHeader:
     def load() -> NDArray[np.float32]:
         with _reading(place, name), np.errstate(over="ignore", invalid="ignore"):
             voxels = np.frombuffer(_content(place, start, length, name), dtype)
-            if (slope, shift) == (1.0, 0.0):
-                return voxels.astype(np.float32)
-            scaled = np.empty(voxels.shape, np.float32)
-            for first in range(0, voxels.size, SCALED_AT_ONCE):
-                part = slice(first, first + SCALED_AT_ONCE)
-                scaled[part] = voxels[part] * slope + shift
+            scaled = voxels.astype(np.float32)
+            for n in range(0, 0 if (slope, shift) == (1.0, 0.0) else voxels.size, SCALED_AT_ONCE):
+                scaled[n : n + SCALED_AT_ONCE] = voxels[n : n + SCALED_AT_ONCE] * slope + shift
             return scaled
 
     direction = affine[:3, :3] / np.maximum(np.linalg.norm(affine[:3, :3], axis=0), 1e-30)

@@ -52,9 +52,9 @@ def check_size(series: Sequence[Series]) -> None:
     rows, columns = largest.frames[0].shape
     raise StudyError(
         "too_large",
-        f"The headers of {len(sizes)} series claim {total:,} voxels, and an exam has {MAX_VOXELS:,} at most. The largest "
-        f"is series {largest.number}: {len(largest.frames)} images of {rows} x {columns} pixels. Leave it out of the "
-        "export, export it with fewer or smaller images, or name the right series for this study under studies in the "
+        f"The headers of {len(sizes)} series claim {total:,} voxels, and an exam has {MAX_VOXELS:,} at most. The "
+        f"largest is series {largest.number}: {len(largest.frames)} images of {rows} x {columns} pixels. Leave it out "
+        "of the export, export it with fewer or smaller images, or name the right series for this study in the "
         "rules file.",
     )
 

@@ -18,6 +18,7 @@ from mri_alm.runtime.atomic import explain_os_errors, write_atomically
 
 IMAGE = re.compile(r"\.(nii|nii\.gz|mha|mhd|nrrd)$", re.IGNORECASE)  # a file of voxels, by its name
 LARGEST_JSON = 64 << 20  # bytes; a report of ten thousand exams is shorter
+_LEADS_OUT = "a link that leads out"
 _PIECE = 1 << 20  # bytes that are hashed at once
 _LONGEST_WHOLE = 18  # digits of a whole number that every program holds
 _KINDS = {
@@ -221,40 +222,63 @@ def in_utf8(path: Path) -> bool:
     return True
 
 
-def walk(root: Path) -> Iterator[Path]:
+def walk(root: Path, *, within: Path | None = None) -> Iterator[Path]:
     """All files below a folder, sorted within each folder; links are followed, a folder met again is left out.
+
+    Args:
+        root: The folder, which may be a link itself.
+        within: Links that lead out of this folder are left out, see :func:`links_out_of`; None: they may lead anywhere.
 
     Raises:
         InputError: If a folder cannot be listed: its studies would vanish in silence.
     """
-    return (path for path in _entries(root) if path.is_file())
+    return (path for path, why in _entries(root, within) if not why)
 
 
-def no_files(root: Path) -> dict[Path, str]:
+def links_out_of(within: Path, root: Path) -> list[Path]:
+    """The links below ``root``, to files or folders, that lead out of ``within``; those to nothing do not count.
+
+    Raises:
+        InputError: As :func:`walk`.
+    """
+    return [path for path, why in _entries(root, within) if why == _LEADS_OUT]
+
+
+def no_files(root: Path, *, within: Path | None = None) -> dict[Path, str]:
     """What :func:`walk` leaves out that is no folder, with what it is: named pipes, links that lead nowhere, ...
 
     Raises:
         InputError: As :func:`walk`.
     """
-    return {path: f"{_kind(path)}, no file" for path in _entries(root) if not path.is_file()}
+    return {path: why for path, why in _entries(root, within) if why not in ("", _LEADS_OUT)}
 
 
-def _entries(root: Path) -> Iterator[Path]:
-    seen = set()
+def _entries(root: Path, within: Path | None) -> Iterator[tuple[Path, str]]:
+    """All that is no folder below one, and links there that lead out of another; with why it is left out, or nothing."""
+    seen, inside = set(), None if within is None else within.resolve()
     for folder, folders, names in os.walk(root, followlinks=True, onerror=_refuse):
         if (place := os.path.realpath(folder)) in seen:
             folders.clear()
             continue
         seen.add(place)
-        folders.sort()
-        yield from (Path(folder) / name for name in sorted(names))
+        out = {name for name in folders if _leads_out(Path(folder) / name, inside)}
+        yield from ((Path(folder) / name, _LEADS_OUT) for name in sorted(out))
+        folders[:] = sorted({*folders} - out)
+        for path in (Path(folder) / name for name in sorted(names)):
+            yield path, _no_file(path) or (_LEADS_OUT if _leads_out(path, inside) else "")
 
 
-def _kind(path: Path) -> str:
+def _leads_out(path: Path, inside: Path | None) -> bool:
+    return inside is not None and path.is_symlink() and not path.resolve().is_relative_to(inside)
+
+
+def _no_file(path: Path) -> str:
+    """What an entry is that is no ordinary file, or nothing."""
     try:
-        return _KINDS.get(stat.S_IFMT(path.stat().st_mode), "something else")
+        kind = stat.S_IFMT(path.stat().st_mode)
     except OSError:
-        return "a link that leads nowhere"
+        return "a link that leads nowhere, no file"
+    return "" if kind == stat.S_IFREG else f"{_KINDS.get(kind, 'something else')}, no file"
 
 
 def _refuse(error: OSError) -> None:

@@ -52,7 +52,8 @@ class NewStudies:
         preprocessing: From the training run.
         salt: Secret that study keys are made with.
         threads: Exams prepared at once.
-        allow_outside_paths: Whether a manifest or table may name files outside its folder.
+        allow_outside_paths: Whether a manifest or table may name files outside its folder, and links in a folder may
+            lead out of it.
         outside: The same, as bundles of version 0.1 spell it.
 
     Attributes:
@@ -411,8 +412,9 @@ def _find(source: Path, *, allow_outside_paths: bool) -> Input:
     """The exams of a folder or table, as `pipelines/prepare_cohort.py` finds them."""
     if not source.exists():
         raise InputError(f"{source} is neither a folder nor a .csv manifest. Give a folder of exams, or a manifest.")
-    found = find_sources(source, CohortRules())
-    for what, count in Counter(no_files(source).values() if source.is_dir() else ()).items():
+    found = find_sources(source, CohortRules(), allow_outside_paths=allow_outside_paths)
+    within = None if allow_outside_paths else source
+    for what, count in Counter(no_files(source, within=within).values() if source.is_dir() else ()).items():
         logger.warning("%d entries of the input were left out: %s. Look for what should be there.", count, what)
     dicom = [one.item["dicom"] for one in found.sources if found.layout == "dicom"]
     if dicom and not any(one.files or one.failed for one in dicom):
