@@ -27,7 +27,16 @@ from mri_alm.alm import processes
 from mri_alm.alm.schedule import preset
 from mri_alm.bundle.old_runs import same_part
 from mri_alm.bundle.run_folder import RunFolder
-from mri_alm.bundle.settings import FREE_SETTINGS, MARKS, RENAMED_SETTINGS, SETTINGS, Setting, check_values, current_names, settle
+from mri_alm.bundle.settings import (
+    FREE_SETTINGS,
+    MARKS,
+    RENAMED_SETTINGS,
+    SETTINGS,
+    Setting,
+    check_values,
+    current_names,
+    settle,
+)
 from mri_alm.errors import InputError, did_you_mean, find_cause
 from mri_alm.runtime.console import tolerate_any_letter
 from mri_alm.runtime.files import write_json

@@ -56,7 +56,7 @@ know.
 
 
 def export_bundle(run: TrainedRun, output: Path, *, licence: Path) -> None:
-    """Write a bundle of a finished run.
+    """Write a bundle of a finished run; it is meant to be shared: everybody may read it, whatever the umask.
 
     Args:
         run: What to share.
@@ -70,6 +70,8 @@ def export_bundle(run: TrainedRun, output: Path, *, licence: Path) -> None:
         raise InputError(f"{output} is not empty. Give a new folder: files of another model must not stay in a bundle.")
     with write_atomically(output) as part:
         _write(run, part, licence)
+        for path in (part, *part.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def _write(run: TrainedRun, output: Path, licence: Path) -> None:

@@ -114,7 +114,9 @@ class TrainedRun:
         members = []
         for name, digest in self.checkpoints.items():
             path = self.run.weights(name)
-            content = read_file(path, LARGEST_WEIGHTS) if path.is_file() else b""  # once: what is loaded is what was checked
+            content = (
+                read_file(path, LARGEST_WEIGHTS) if path.is_file() else b""
+            )  # once: what is loaded is what was checked
             if hashlib.sha256(content).hexdigest() != digest:
                 raise InputError(
                     f"{path} is not the checkpoint that the threshold was set for: its SHA-256 differs, so it is "

@@ -28,6 +28,9 @@ BACKENDS = ("loky", "ray", "threading")
 
 # Ray's errors that say that a process or its machine went away.
 _LOST = ("LocalRayletDiedError", "NodeDiedError", "ObjectLostError", "OutOfMemoryError", "WorkerCrashedError")
+# Ray reads it when it is imported. Without it ``ray.init`` puts the machine's own address in the place of 127.0.0.1,
+# and then its servers listen on all interfaces; with "0" a node that is started here is reached from here alone.
+_ON_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ class Pool:
                 f"An address and GPUs per task are Ray's, and the backend is {self.backend}. Choose --backend ray."
             )
         if self.backend == "ray":
+            if not self.address:
+                os.environ[_ON_LOOPBACK] = "0"
             _ray()
 
 
@@ -335,7 +340,7 @@ def _join(ray: Any, pool: Pool) -> None:
     where = {"address": pool.address} if pool.address else start
     try:
         ray.init(**where, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray raises this very class when its processes do not come up in time
         raise InputError(
             f"There is no Ray cluster at {pool.address or 'this machine'} ({error}). Start one with ray start --head, "
             "or leave out --address."

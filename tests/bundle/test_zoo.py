@@ -233,7 +233,7 @@ def test_an_export_that_was_cut_short_can_be_started_again(
     finally:
         os.umask(before)
     modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (output, *output.rglob("*"))}
-    assert {path.name for path, mode in modes.items() if mode != (0o700 if path.is_dir() else 0o600)} == set()
+    assert {path.name for path, mode in modes.items() if mode != (0o755 if path.is_dir() else 0o644)} == set()
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "header", "other network"])

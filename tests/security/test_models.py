@@ -247,7 +247,12 @@ def exported(python: WarmPython, run: Path, output: Path) -> Path:
 
 
 def test_our_own_configs_are_known_as_such(python: WarmPython, trained: Path, tmp_path: Path) -> None:
-    for place in (ROOT / "configs", trained, exported(python, trained, tmp_path / "b"), ROOT / "configs/inference.json"):
+    for place in (
+        ROOT / "configs",
+        trained,
+        exported(python, trained, tmp_path / "b"),
+        ROOT / "configs/inference.json",
+    ):
         done = inspect(python, place)
         assert done.returncode == 0, done.stdout
         assert "mri-alm's own config, settings: " in done.stdout
