@@ -147,7 +147,8 @@ KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "wholes": (_is_wholes, "a list of whole numbers greater than 0"),
     "widths": (
         _is_widths,
-        f'a list of whole numbers greater than 0, such as "[8, 16, 32]", at most {MOST_STAGES} of at most {MOST_CHANNELS}',
+        'a list of whole numbers greater than 0, such as "[8, 16, 32]", '
+        f"at most {MOST_STAGES} of at most {MOST_CHANNELS}",
     ),
     "norm": (_is_norm, "a normalisation by its name in MONAI, also with arguments: \"['group', {'num_groups': 4}]\""),
 }

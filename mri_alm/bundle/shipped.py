@@ -110,8 +110,8 @@ def refuse_code(place: Path, lines: list[str], versions: Mapping[str, Any]) -> N
         other = "" if theirs == ours else f" mri-alm {_shown(theirs)} wrote it, and this is {ours}."
         raise InputError(
             "\n".join([f"{place} differs from the shipped config in more than settings:", *lines[:_SHOWN], *more])
-            + f"\nSuch a config is a program, and nothing of it was run.{other} If you wrote it yourself, or trust whoever "
-            "did, add --trust (in a config --trust True): docs/security.md."
+            + f"\nSuch a config is a program, and nothing of it was run.{other} If you wrote it yourself, or trust "
+            "whoever did, add --trust (in a config --trust True): docs/security.md."
         )
 
 
@@ -138,8 +138,8 @@ def _apart(place: str, own: Any, theirs: Any) -> Iterator[str]:
 
 def _paired(own: list[Any], theirs: list[Any]) -> Iterator[tuple[int, tuple[Any, Any]]]:
     """Entries of two lists that stand for one another and are not equal, with their number in the second."""
-    texts = [[json.dumps(entry, sort_keys=True) for entry in entries] for entries in (own, theirs)]
-    for tag, start, end, first, last in SequenceMatcher(None, *texts, autojunk=False).get_opcodes():
+    before, after = ([json.dumps(entry, sort_keys=True) for entry in entries] for entries in (own, theirs))
+    for tag, start, end, first, last in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         if tag != "equal":
             yield from enumerate(zip_longest(own[start:end], theirs[first:last], fillvalue=_ABSENT), first)
 

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from mri_alm.bundle.checkpoints import LARGEST_WEIGHTS, tensors_in
 from mri_alm.bundle.run_folder import RunFolder
-from mri_alm.bundle.shipped import differences, refuse_code, settings_in, shipped_config
 from mri_alm.bundle.settings import PRIVATE_SETTINGS, TABLE, current_names, is_data
+from mri_alm.bundle.shipped import differences, refuse_code, settings_in, shipped_config
 from mri_alm.cohort.protocol import BELOW_GATE, quality_of, training_note, unlike
 from mri_alm.errors import InputError
 from mri_alm.metrics.threshold import OperatingPoint

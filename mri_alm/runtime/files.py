@@ -254,7 +254,7 @@ def no_files(root: Path, *, within: Path | None = None) -> dict[Path, str]:
 
 
 def _entries(root: Path, within: Path | None) -> Iterator[tuple[Path, str]]:
-    """All that is no folder below one, and links there that lead out of another; with why it is left out, or nothing."""
+    """What lies below a folder and is none, and links that lead out of another; with why it is left out, or nothing."""
     seen, inside = set(), None if within is None else within.resolve()
     for folder, folders, names in os.walk(root, followlinks=True, onerror=_refuse):
         if (place := os.path.realpath(folder)) in seen:

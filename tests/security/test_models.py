@@ -84,7 +84,7 @@ def test_what_is_executed_is_the_shipped_config_with_the_run_s_settings(trained:
 def test_every_shipped_config_is_its_own_and_no_other(form: tuple[str, ...]) -> None:
     config = shipped_config(*form)
     assert differences(config, config) == []
-    assert [other for other in FORMS if differences(config, shipped_config(*other)) == []][0][:1] == form[:1]
+    assert {other[0] for other in FORMS if differences(config, shipped_config(*other)) == []} == {form[0]}
     several = config | {name: value for name, value in shipped_config("multi_gpu").items() if name != "imports"}
     assert differences(several, config) == []  # as torchrun trains it
 
@@ -114,18 +114,18 @@ ATTACKS: dict[str, Callable[[dict[str, Any], str], Any]] = {
     "to_kwargs": lambda c, m: c["network_def"].update(
         _target_="monai.networks.trt_compiler.trt_compile", to_kwargs={"f": PATH.format(m)}
     ),
-    "adaptor": lambda c, m: c["preprocessing"].append(
+    "adaptor": lambda c, _: c["preprocessing"].append(
         {"_target_": "monai.transforms.adaptors.adaptor", "function": "$__import__('os').system", "outputs": "x"}
     ),
-    "get_act_layer": lambda c, m: c["network_def"].update(act="$monai.networks.layers.utils.get_act_layer(('x', {}))"),
-    "reader by name": lambda c, m: c["preprocessing"].insert(
+    "get_act_layer": lambda c, _: c["network_def"].update(act="$monai.networks.layers.utils.get_act_layer(('x', {}))"),
+    "reader by name": lambda c, _: c["preprocessing"].insert(
         0, {"_target_": "LoadImaged", "keys": "t2", "reader": "os.system"}
     ),
-    "pickles allowed by a list": lambda c, m: c["preprocessing"].insert(
+    "pickles allowed by a list": lambda c, _: c["preprocessing"].insert(
         0, {"_target_": "LoadImaged", "keys": "t2", "reader": "NumpyReader", "allow_pickle": [False]}
     ),
-    "pretrained by a list": lambda c, m: c.update(
-        network_def={"_target_": "DenseNet121", "spatial_dims": 3, "in_channels": 3, "out_channels": 1, "pretrained": [0]}
+    "pretrained by a list": lambda c, _: c.update(
+        network_def={"_target_": "DenseNet121", "spatial_dims": 3, "in_channels": 3, "pretrained": [False]}
     ),
     "trust by a list": lambda c, m: c.update(
         trained={"_target_": "mri_alm.bundle.TrainedRun", "folder": m, "trust": [False]}
@@ -144,8 +144,8 @@ ATTACKS: dict[str, Callable[[dict[str, Any], str], Any]] = {
     "component in a setting": lambda c, m: c.update(
         norm=["instance", {"_target_": "os.system", "command": TOUCH.format(m)}]
     ),
-    "macro in a setting": lambda c, m: c.update(loss="%/etc/passwd"),
-    "import": lambda c, m: c["imports"].append("$import antigravity"),
+    "macro in a setting": lambda c, _: c.update(loss="%/etc/passwd"),
+    "import": lambda c, _: c["imports"].append("$import antigravity"),
     "initialize": lambda c, m: c.update(initialize=[PATH.format(m)]),
     "a name of its own": lambda c, m: c.update(mine=PATH.format(m)),
     "an old name beside the new one": lambda c, m: c.update(bank=PATH.format(m)),
@@ -323,7 +323,7 @@ def test_a_bundle_of_others_is_listed_and_nothing_is_promised(python: WarmPython
 )
 def test_what_cannot_be_read_is_a_sentence(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
-    with pytest.raises(InputError, match="could read|nested too deeply|more than 200000 values"):
+    with pytest.raises(InputError, match=r"could read|nested too deeply|more than 200000 values"):
         inspect_bundle(tmp_path)
 
 
