@@ -57,15 +57,17 @@ def inspect_bundle(place: Path) -> list[InspectedFile]:
     """
     if not place.exists():
         raise InputError(f"There is no {place}. Give the folder of a bundle, or one of its config files.")
-    if place.is_file():
+    if not place.is_dir():
         return [_config(place, place.parent)]
     found = []
     for path in sorted(path for path in place.rglob("*") if path.is_symlink() or not path.is_dir()):
         name, ending = str(path.relative_to(place)), path.suffix.lower()
         if path.is_symlink():
             found.append(InspectedFile(name, False, {}, calls=(("file", f"a link to {path.readlink()}"),)))
-        elif ending in CONFIGS:
+        elif ending in CONFIGS and path.is_file():
             found.append(_config(path, place))
+        elif not path.is_file():
+            found.append(InspectedFile(name, False, {}, calls=(("file", "a pipe, socket or device, which may hang"),)))
         elif ending in PROGRAMS and not _is_shipped(path):
             found.append(InspectedFile(name, False, {}, calls=(("file", PROGRAMS[ending]),)))
     return [file for file in found if file.own or file.differences or file.calls]

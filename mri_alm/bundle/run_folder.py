@@ -108,18 +108,17 @@ class RunFolder:
         """Settings by name, as the run wrote them, old names as the new ones.
 
         Raises:
-            DamagedFileError: If one has a value that it cannot have, or one that reports need is missing.
+            DamagedFileError: If one that is used has a value that it cannot have, or one that is needed is missing.
         """
         found = current_names(self.record["settings"])
         fields = Fields(f"{self.config}, settings", found)
         for name in _NEEDED - found.keys():
             raise fields.refused(name, "there")
-        for name, value in found.items():
+        for name in found.keys() - PRIVATE_SETTINGS | {"exclude"} & found.keys():  # of the private ones, the one used
+            value = found[name]
             if name in SETTINGS and (problem := SETTINGS[name].problem(value)):
                 raise fields.refused(name, problem.removeprefix("must be "))
-            if not is_data(value):
-                raise fields.refused(name, "a value, and no text that MONAI evaluates")
-            if name not in PRIVATE_SETTINGS and not _can_be_shown(value):
+            if not is_data(value) or not _can_be_shown(value):
                 raise fields.refused(name, "a number, a printable text, true, false, null, or a list of these")
         return found
 

@@ -18,7 +18,7 @@ from monai.bundle import ConfigParser
 from mri_alm.bundle.old_runs import canonical, same_part
 from mri_alm.bundle.settings import SETTINGS, current_names, is_data
 from mri_alm.errors import InputError
-from mri_alm.runtime.files import read_json
+from mri_alm.runtime.files import read_json, shown
 
 FORMS = (  # config files that make a run together
     ("prostate_alm",), ("cifar10_binary",), ("cifar10_binary", "cifar100_binary"),
@@ -145,6 +145,4 @@ def _paired(own: list[Any], theirs: list[Any]) -> Iterator[tuple[int, tuple[Any,
 
 
 def _shown(value: Any) -> str:
-    """A value in one line that a terminal only prints."""
-    text = "nothing" if value is _ABSENT else json.dumps(value)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+    return "nothing" if value is _ABSENT else shown(value, _LONGEST)

@@ -167,7 +167,7 @@ def pictures_beside(folder: Path, studies: Iterable[str]) -> dict[str, bytes]:
     found = {}
     for study in studies:
         for path in (folder / f"{study}.png", folder / study / "qc.jpg"):
-            if path.resolve().is_relative_to(folder.resolve()) and path.is_file():
+            if path.resolve().is_relative_to(folder.resolve()) and path.exists():
                 found[study] = _made_small(path)
                 break
     return found

@@ -194,10 +194,10 @@ class Fields:
         return Fields(f"{self.place}, {name}", value)
 
 
-def shown(value: Any) -> str:
+def shown(value: Any, longest: int = 60) -> str:
     """The beginning of a JSON value, in ASCII, as a message shows it."""
     text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
 def sha256(path: Path) -> str:
