@@ -93,12 +93,18 @@ def _training(run: RunRecord) -> dict[str, str]:
             else "no constraint"
         )
         + ".",
-        "Selection": f"epoch of best validation AUC of at most {settings.get('max_epochs')}, "
-        f"rule {settings.get('checkpoint_rule', 'best')}.",
+        "Selection": _selection(settings),
         "AUC of the members, validation": members["validation"],
         **({"AUC of the members, test": members["test"]} if "test" in members else {}),
         "Operating point": run.point.in_words().replace("\n", " "),
     }
+
+
+def _selection(settings: dict[str, Any]) -> str:
+    rule, epochs, ema = (settings.get(name) for name in ("checkpoint_rule", "max_epochs", "ema"))
+    which = f"last of {epochs} epochs" if rule == "last" else f"epoch of best validation AUC of at most {epochs}"
+    average = f", weights averaged over steps (exponential, decay {ema})" if ema else ""
+    return f"{which}, rule {rule or 'best'}{average}."
 
 
 def _mean_sd(values: list[float]) -> str:

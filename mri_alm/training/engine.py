@@ -11,6 +11,7 @@ import torch
 from ignite.engine import Engine, Events
 from monai.engines import SupervisedEvaluator, SupervisedTrainer
 from torch import Tensor
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.tensorboard import SummaryWriter
 
 from mri_alm.alm.lagrangian import AugmentedLagrangian
@@ -97,35 +98,46 @@ class Collected:
 
 @dataclass
 class CheckpointRule:
-    """Which epoch's weights are kept, and when there is no point in going on.
+    """Which epoch's weights are kept, whether averaged, and when there is no point in going on.
 
     Args:
         metric: Name of the validation metric, larger is better.
         rule: ``"best"``: the highest metric, the earlier epoch on a tie. ``"official"`` (the authors' code): on a tie
-            the epoch of lower validation loss, if its training AUC is above the best metric - 0.05.
+            the epoch of lower validation loss, if its training AUC is above the best metric - 0.05. ``"last"``: the
+            last epoch, so that validation chooses nothing.
         patience: Stop after this many epochs without a better one; None: never.
+        ema: Decay per step, in [0, 1), of an exponential moving average of the weights, which is validated and kept in
+            their place; training goes on with the weights themselves. 0: no average.
         best: The epoch kept so far; saved with the run.
 
     Raises:
-        InputError: If ``rule`` is unknown or ``patience`` less than 1.
+        InputError: If ``rule`` is unknown, ``patience`` less than 1 or given with ``"last"``, or ``ema`` out of range.
     """
 
     metric: str = "val_auc"
-    rule: Literal["best", "official"] = "best"
+    rule: Literal["best", "official", "last"] = "best"
     patience: int | None = None
+    ema: float = 0.0
     best: dict[str, float] = field(default_factory=lambda: {"auc": -1.0, "epoch": 0, "loss": math.inf})
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be meant."""
-        one_of("checkpoint_rule", self.rule, ("best", "official"))
+        one_of("checkpoint_rule", self.rule, ("best", "official", "last"))
         if self.patience is not None and self.patience < 1:
             raise InputError(f"patience must be 1 or more epochs, or None to train them all, got {self.patience}.")
+        if self.patience is not None and self.rule == "last":
+            raise InputError(
+                f"patience {self.patience} waits for a better epoch, and checkpoint_rule last knows none. Leave "
+                "patience out, or choose checkpoint_rule best."
+            )
+        if not 0 <= self.ema < 1:
+            raise InputError(f"ema must be 0 (no average) or a decay below 1, such as 0.99, got {self.ema}.")
 
     def improves(self, report: dict[str, float]) -> bool:
         """Whether an epoch's weights are to be kept; remembers it if so."""
         value, loss = report[self.metric], report["val_loss"]
         tie = self.rule == "official" and value == self.best["auc"] and loss < self.best["loss"]
-        if not (value > self.best["auc"] or (tie and report["train_auc"] > value - 0.05)):
+        if not (self.rule == "last" or value > self.best["auc"] or (tie and report["train_auc"] > value - 0.05)):
             return False
         self.best = {"auc": value, "epoch": int(report["epoch"]), "loss": loss}
         return True
@@ -138,8 +150,8 @@ class CheckpointRule:
 class EpochEnd:
     """After each epoch's validation: let mu follow the metric, report, keep the best model, save everything.
 
-    ``model.pt`` (weights of the best epoch) is written before ``last.pt`` (all that the next epoch depends on), whose
-    predecessor stays as ``previous.pt``: whatever the moment of a crash, starting again repeats the unfinished epoch
+    ``model.pt`` (weights of the epoch that is kept) is written before ``last.pt`` (all that the next epoch depends
+    on), whose predecessor stays as ``previous.pt``: whatever the moment of a crash, starting again repeats the unfinished epoch
     and ends the same. A damaged ``last.pt`` is replaced by its predecessor; without one, or with a damaged
     ``model.pt``, the training begins again; a warning says so. Of several processes the first one writes; what it
     writes can be gone on from by one process or by any number.
@@ -149,10 +161,11 @@ class EpochEnd:
         network: The model trained.
         optimizer: Its optimiser.
         objective: The loss, with multipliers and mu.
-        validator: Evaluator that has just computed the selection's metric.
+        validator: Evaluator that has just computed the selection's metric; of the averaged weights where the selection
+            asks for an average.
         split_digest: Names cohort and split; a checkpoint with another one is refused.
         preset: Name of the preset, for the record.
-        selection: Which epoch is kept.
+        selection: Which epoch's weights are kept.
     """
 
     def __init__(
@@ -172,12 +185,19 @@ class EpochEnd:
         self.record = {"guard": split_digest, "preset": preset}
         self.seen = {"train": Collected(), "val": Collected()}
         self.parts: dict[str, Any] = {"model": network, "optimizer": optimizer, "objective": objective}
+        self.kept = network
+        if selection.ema:
+            average = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(selection.ema), use_buffers=True)
+            self.parts["average"], self.kept = average, average.module
+            validator.network = self.kept
         self.history: list[dict[str, float]] = []
 
     def attach(self, engine: Engine) -> None:
         """Called by MONAI: resume from ``last.pt`` when there is one, and act after each epoch."""
         for name, source in (("train", engine), ("val", self.validator)):
             self.seen[name].attach(source)
+        if "average" in self.parts:
+            engine.add_event_handler(Events.ITERATION_COMPLETED, self._average)
         engine.add_event_handler(Events.EPOCH_COMPLETED, self)
         self._resume(engine)
         if process_rank() == 0:
@@ -199,6 +219,9 @@ class EpochEnd:
     def finished(self, trainer: Any) -> bool:
         """Whether a resumed trainer has nothing left to do."""
         return bool(trainer.state.epoch >= trainer.state.max_epochs or self.selection.exhausted(trainer.state.epoch))
+
+    def _average(self) -> None:
+        self.parts["average"].update_parameters(self.parts["model"])
 
     def _report(self, epoch: int) -> dict[str, float]:
         objective = cast(AugmentedLagrangian, self.parts["objective"])
@@ -227,7 +250,7 @@ class EpochEnd:
         if self.selection.exhausted(engine.state.epoch):
             logger.info("No better epoch for %d: stopped.", self.selection.patience)
         if better:
-            save_tensors(self.files.model, {"model": self.parts["model"].state_dict()} | self.record)
+            save_tensors(self.files.model, {"model": self.kept.state_dict()} | self.record)
         state = {name: part.state_dict() for name, part in self.parts.items()} | self.record
         state |= {"trainer": dict(engine.state_dict()), "best": self.selection.best, "history": self.history}
         save_tensors(self.files.last, state, previous=self.files.previous)

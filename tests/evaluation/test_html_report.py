@@ -23,7 +23,7 @@ from small_cohort import read_rows
 
 from mri_alm.evaluation.analysis import Evaluation, evaluate
 from mri_alm.evaluation.figures import score_figure
-from mri_alm.evaluation.model_card import LEFT_TO_AUTHORS, checklist
+from mri_alm.evaluation.model_card import LEFT_TO_AUTHORS, _selection, checklist
 from mri_alm.evaluation.report import pictures_beside, write_evaluation
 
 SCRIPT = "<script>window.hacked=1</script>"
@@ -422,3 +422,17 @@ def test_no_error_and_no_request(reloaded: webdriver.Chrome, page: Path) -> None
     messages = [json.loads(entry["message"])["message"] for entry in reloaded.get_log("performance")]
     urls = {m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"}
     assert {url for url in urls if not url.startswith(("data:", "blob:"))} == {page.as_uri()}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"max_epochs": 60}, "epoch of best validation AUC of at most 60, rule best."),
+        ({"max_epochs": 60, "checkpoint_rule": "official", "ema": 0.0},
+         "epoch of best validation AUC of at most 60, rule official."),
+        ({"max_epochs": 25, "checkpoint_rule": "last", "ema": 0.99},
+         "last of 25 epochs, rule last, weights averaged over steps (exponential, decay 0.99)."),
+    ],
+)  # fmt: skip
+def test_the_model_card_says_which_weights_are_kept(settings: dict[str, Any], said: str) -> None:
+    assert _selection(settings) == said

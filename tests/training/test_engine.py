@@ -178,8 +178,10 @@ def test_the_official_rule_breaks_ties_by_the_validation_loss() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rule": "latest"}, 'checkpoint_rule must be one of best, official, got "latest"'),
+        ({"rule": "latest"}, 'checkpoint_rule must be one of best, official, last, got "latest"'),
         ({"patience": 0}, "patience must be 1 or more epochs, or None to train them all, got 0"),
+        ({"patience": 2, "rule": "last"}, "patience 2 waits for a better epoch, and checkpoint_rule last knows none"),
+        ({"ema": 1.0}, r"ema must be 0 \(no average\) or a decay below 1, such as 0\.99, got 1\.0"),
     ],
 )
 def test_selection_out_of_range(options: dict[str, Any], message: str) -> None:
@@ -203,24 +205,60 @@ def test_no_dual_step_when_the_gradient_scaler_skipped_the_optimiser(tmp_path: P
     assert trainer.loss_function.multipliers.count_nonzero() == 0
 
 
+def test_the_last_rule_keeps_the_last_epoch_whatever_validation_says(tmp_path: Path) -> None:
+    trainer, end = training(tmp_path, 0.9, 0.6, 0.7, rule="last")
+    trainer.run()
+    assert end.selection.best == {"auc": 0.7, "epoch": 3, "loss": end.history[2]["val_loss"]}
+    kept, last = (load_tensors(tmp_path / name)["model"] for name in ("model.pt", "last.pt"))
+    torch.testing.assert_close(dict(kept), dict(last), rtol=0, atol=0)
+    assert end.finished(trainer)
+
+
+def test_averaged_weights_are_validated_and_kept_and_training_goes_on_with_its_own(tmp_path: Path) -> None:
+    """Against the recursion written out, in double precision, of the weights that plain training has after a step."""
+    steps: list[Tensor] = []
+    plain, _ = training(tmp_path / "plain", 0.6, 0.8)
+    plain.add_event_handler(Events.ITERATION_COMPLETED, lambda: steps.append(plain.network.linear.weight.data.clone()))
+    plain.run()
+    trainer, end = training(tmp_path / "ema", 0.6, 0.8, ema=0.9)
+    validated = []
+    end.validator.add_event_handler(
+        Events.STARTED, lambda: validated.append(end.validator.network.linear.weight.data.clone())
+    )
+    trainer.run()
+    average, expected = steps[0].double(), []
+    for step, weight in enumerate(steps[1:], 2):
+        average = 0.9 * average + 0.1 * weight.double()
+        if step % (len(steps) // 2) == 0:
+            expected.append(average)
+    assert len(steps) == 6
+    torch.testing.assert_close(torch.stack(validated).double(), torch.stack(expected), rtol=1e-6, atol=1e-7)
+    kept, last = (load_tensors(tmp_path / "ema" / name)["model"] for name in ("model.pt", "last.pt"))
+    assert torch.equal(kept["linear.weight"], validated[1])
+    assert torch.equal(last["linear.weight"], steps[-1])
+    assert kept.keys() == last.keys()
+
+
 AUCS = (0.6, 0.8, 0.7, 0.75, 0.5)
 
 
-@pytest.mark.parametrize("stop", [1, 2, 4])
-def test_a_run_broken_off_after_any_epoch_ends_bit_for_bit_the_same(tmp_path: Path, stop: int) -> None:
-    whole, _ = training(tmp_path / "whole", *AUCS)
+@pytest.mark.parametrize(("stop", "selection"), [(1, {}), (2, {}), (4, {}), (2, {"ema": 0.9, "rule": "last"})])
+def test_a_run_broken_off_after_any_epoch_ends_bit_for_bit_the_same(
+    tmp_path: Path, stop: int, selection: dict[str, Any]
+) -> None:
+    whole, _ = training(tmp_path / "whole", *AUCS, **selection)
     whole.run()
-    broken, _ = training(tmp_path / "broken", *AUCS)
+    broken, _ = training(tmp_path / "broken", *AUCS, **selection)
     broken.add_event_handler(Events.EPOCH_COMPLETED(once=stop), broken.terminate)
     broken.run()
     torch.rand(17)  # another process has another state of chance
-    resumed, end = training(tmp_path / "broken", *AUCS)
+    resumed, end = training(tmp_path / "broken", *AUCS, **selection)
     assert resumed.state.epoch == stop
     end.validator.aucs = iter(AUCS[stop:])
     resumed.run()
     states = [load_tensors(tmp_path / name / "last.pt") for name in ("whole", "broken")]
     assert states[0].keys() == states[1].keys()
-    for part in ("model", "objective"):
+    for part in ("model", "objective", *(["average"] if selection else [])):
         assert states[0][part].keys() == states[1][part].keys()
         assert all(torch.equal(states[0][part][k].nan_to_num(-1), states[1][part][k].nan_to_num(-1))
                    for k in states[0][part])  # fmt: skip
