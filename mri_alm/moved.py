@@ -17,7 +17,7 @@ MODULES = {  # to where their names are looked for
     "benchmark_report": "cifar.report", "benchmark_run": "cifar.training", "cache": "bundle.transforms",
     "calibration": "metrics.calibration", "cells": "runtime.tables", "cifar_batches": "cifar.batches",
     "cifar_job": "cifar.job", "cifar_sets": "cifar.sets", "cohort_check": "cohort.overview",
-    "cohort_rules": "cohort.rules cohort.names", "cohort_text": "cohort.overview", "comparison": "cifar.comparison",
+    "cohort_rules": "cohort.rules cohort.names", "cohort_text": "cohort.overview", "comparison": "metrics.comparison",
     "constraint": "alm.constraint", "content": "imaging.plausibility",
     "dicom": "imaging.exam runtime.pseudonyms",
     "dicom_file": "imaging.dicom_files", "diffusion": "imaging.diffusion", "engine": "training.engine networks",

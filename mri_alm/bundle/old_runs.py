@@ -35,7 +35,10 @@ SAME_RESULTS: dict[str, tuple[frozenset[str], ...]] = {
     "train": (frozenset({"14b885b389488617", "549f4f9f3a1b7c4e", "d5d7581f0e751d77"}),),
     "validate": (frozenset({"165075c2698e86a8", "bf1844af98c52ddc"}),),
     # the weights can be averaged (ema), which they are not in runs of before; the second is of long tails
-    "epoch_end": (frozenset({"525a3456190ffbc1", "8aff18430ea2383a"}), frozenset({"18b28a45be91936f", "086a1287a79204b4"})),
+    "epoch_end": (
+        frozenset({"525a3456190ffbc1", "8aff18430ea2383a"}),
+        frozenset({"18b28a45be91936f", "086a1287a79204b4"}),
+    ),
 }
 # Parts whose results did change: digests of earlier forms, and of the one that ships now. A run goes on with its own.
 OWN_PARTS = {

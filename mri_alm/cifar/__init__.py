@@ -1,4 +1,4 @@
-"""The paper's experiments on CIFAR: archives, sets, networks, tables, their comparison, the search.
+"""The paper's experiments on CIFAR: archives, sets, networks, tables, the search.
 
 Nothing imports this room.
 """

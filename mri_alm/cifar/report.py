@@ -10,8 +10,8 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from mri_alm.cifar.comparison import Summary, Trained, TrainingComparison, adjusted, compare_trainings, summarise
 from mri_alm.cifar.table import NULL_SEED, BenchmarkTable, Method, Results, complete_methods, has_all_models
+from mri_alm.metrics.comparison import Summary, Trained, TrainingComparison, adjusted, compare_trainings, summarise
 from mri_alm.runtime.files import write_bytes
 from mri_alm.runtime.tables import write_csv
 

@@ -5,7 +5,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import ttest_1samp
 
-from mri_alm.cifar.comparison import (
+from mri_alm.errors import InputError
+from mri_alm.metrics.comparison import (
     Trained,
     adjusted,
     auc_and_fprs,
@@ -13,7 +14,6 @@ from mri_alm.cifar.comparison import (
     hierarchical_interval,
     summarise,
 )
-from mri_alm.errors import InputError
 from mri_alm.metrics.ranking import auc, fpr_at_tpr
 from mri_alm.metrics.uncertainty import bootstrap_interval, delong_test
 
