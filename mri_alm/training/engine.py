@@ -150,9 +150,9 @@ class CheckpointRule:
 class EpochEnd:
     """After each epoch's validation: let mu follow the metric, report, keep the best model, save everything.
 
-    ``model.pt`` (weights of the epoch that is kept) is written before ``last.pt`` (all that the next epoch depends
-    on), whose predecessor stays as ``previous.pt``: whatever the moment of a crash, starting again repeats the
-    unfinished epoch and ends the same. A damaged ``last.pt`` is replaced by its predecessor; without one, or with a damaged
+    ``model.pt`` (weights of the epoch that is kept) is written before ``last.pt`` (all that the next epoch depends on),
+    whose predecessor stays as ``previous.pt``: whatever the moment of a crash, starting again repeats the unfinished
+    epoch and ends the same. A damaged ``last.pt`` is replaced by its predecessor; without one, or with a damaged
     ``model.pt``, the training begins again; a warning says so. Of several processes the first one writes; what it
     writes can be gone on from by one process or by any number.
 
