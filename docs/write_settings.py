@@ -9,6 +9,7 @@ TITLES = {
     "prostate_alm": "configs/prostate_alm.json",
     "inference": "configs/inference.json",
     "cifar": "configs/cifar*.json",
+    "medmnist3d": "configs/medmnist3d.json",
 }
 WORDS = {"$os.cpu_count()": "cores", "$mri_alm.scoring.salt_of(@trained.folder, @salt_file)": "your own"}
 HEAD = """# Settings

@@ -13,6 +13,42 @@ from torch.utils.checkpoint import checkpoint
 from mri_alm.errors import InputError
 
 
+class OneBranchCNN(nn.Module):
+    """One path of `TwoBranchCNN` in front of a fully connected layer, for images whose channels belong together.
+
+    Args:
+        channels: Of the input.
+        features: See `TwoBranchCNN`; so are ``norm``, ``dropout`` and ``cosine_scale``.
+
+    Raises:
+        InputError: If there is no channel, no stage, or a stage has no channels.
+    """
+
+    def __init__(
+        self,
+        channels: int = 1,
+        features: Sequence[int] = (16, 32, 64),
+        *,
+        norm: str | tuple[str, dict[str, object]] | None = None,
+        dropout: float = 0.0,
+        cosine_scale: float | None = None,
+    ) -> None:
+        super().__init__()
+        if min(channels, len(features), *features) < 1:
+            raise InputError(
+                f"The path needs a channel and a stage: got channels={channels}, features={list(features)}."
+            )
+        self.path = _path(channels, features, norm)
+        self.dropout = nn.Dropout(dropout)
+        width = 2 * features[-1]
+        self.head = nn.Linear(width, 1) if cosine_scale is None else CosineContrast(width, cosine_scale)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Logits ``(B, 1)`` of an image ``(B, channels, X, Y, Z)``."""
+        maps = self.path(image).flatten(2)
+        return in_float32(self.head, self.dropout(torch.cat([maps.amax(2), maps.mean(2)], dim=1)))
+
+
 class TwoBranchCNN(nn.Module):
     """Two identical, parallel 3D paths, one for diffusion and one for T2, that meet in the fully connected layer.
 

@@ -1,6 +1,7 @@
-"""Train and print a table of the paper: our numbers beside the printed ones, with intervals and the null.
+"""Train and print a table, the paper's or MedMNIST's: our numbers beside the printed ones, with intervals and the null.
 
     python pipelines/benchmark.py --table cifar10_binary_100 --protocol quick --data data/cifar
+    python pipelines/benchmark.py --table vessel --protocol official --data data/medmnist
 
 Goes on from whatever is finished; --report-only trains nothing. Writes results/TABLE/PROTOCOL/METHOD/split_k.json and
 table.md, table.csv, figure.png beside them. Exit status: 0 done, 2 the input cannot be used.
@@ -36,13 +37,15 @@ def main() -> int:
         "--protocol", default="quick", help="paper: as published; quick: smaller, declared in the tables' file"
     )
     parser.add_argument(
-        "--methods", nargs="+", help="rows such as bce alm_bce published_bce mu1e-4_bce (default: the paper's)"
+        "--methods",
+        nargs="+",
+        help="rows such as bce alm_bce published_bce mu1e-4_bce (default: the table's)",
     )
     parser.add_argument("--splits", type=int, help="models per ensemble (default: the protocol's)")
     parser.add_argument(
         "--seeds", type=int, default=1, help="trainings per split and method (the baseline: 2 at least)"
     )
-    parser.add_argument("--data", type=Path, default=Path("data/cifar"), help="folder with the unpacked archive")
+    parser.add_argument("--data", type=Path, help="folder of the images (default: data/cifar or data/medmnist)")
     parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--runs", type=Path, default=Path("runs/benchmark"), help="checkpoints")
     parser.add_argument("--tuned", type=Path, help="configs/tuned.json, as pipelines/sweep.py writes it")
@@ -60,13 +63,13 @@ def main() -> int:
         plan = table.trainings(arguments.methods or table.methods(), splits, arguments.seeds)
         if not arguments.report_only:
             pool = Pool(arguments.backend, arguments.workers, arguments.ray_address, arguments.gpus_per_task)
-            folders = {"data": arguments.data, "runs": arguments.runs, "results": arguments.results}
+            folders = {"data": arguments.data or table.data, "runs": arguments.runs, "results": arguments.results}
             if left := train_missing(table, plan, **folders, pool=pool):
                 logging.warning("%d models were left to other processes: start again when those have ended.", left)
         results = read_results(table, arguments.results, plan)
         keys = list(dict.fromkeys(job.method.key for job in plan))
         place = table.folder(arguments.results)
-        if table.tpr:
+        if table.binary:
             print(write_table_report(make_report(table, results, keys, splits), place))
         else:
             print(write_multiclass_report(table, results, keys, splits, place))

@@ -36,7 +36,7 @@ def main() -> int:
     parser.add_argument("--methods", nargs="+", help="rows such as a_fl alm_a_fl (default: the paper's)")
     parser.add_argument("--runs", type=int, default=10, help="trainings per point (the paper: 10)")
     parser.add_argument("--storage", help=argparse.SUPPRESS)
-    parser.add_argument("--data", type=Path, default=Path("data/cifar"), help="folder with the unpacked archive")
+    parser.add_argument("--data", type=Path, help="folder of the images (default: data/cifar or data/medmnist)")
     parser.add_argument("--runs-dir", type=Path, default=Path("runs/sweep"), help="checkpoints and results")
     parser.add_argument("--output", type=Path, default=Path("configs/tuned.json"))
     parser.add_argument("--workers", type=int, default=1, help="models trained at once (default 1)")
@@ -52,7 +52,7 @@ def main() -> int:
         table = BenchmarkTable(TABLES, arguments.table, arguments.protocol)
         methods = arguments.methods or table.methods()
         pool = Pool(arguments.backend, arguments.workers, arguments.ray_address, arguments.gpus_per_task)
-        search = Search(table, arguments.data, arguments.runs_dir, arguments.runs, pool)
+        search = Search(table, arguments.data or table.data, arguments.runs_dir, arguments.runs, pool)
         print(f"{points(table, methods)} points of {arguments.runs} trainings each.")
         with joined(pool):
             common = search.common()

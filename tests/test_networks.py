@@ -11,7 +11,7 @@ from torch import nn
 
 from mri_alm.cifar.networks import resnet10, resnet32
 from mri_alm.errors import InputError
-from mri_alm.networks import TwoBranchCNN
+from mri_alm.networks import OneBranchCNN, TwoBranchCNN
 
 DOCUMENTATION = " ".join((TwoBranchCNN.__doc__ or "").split())
 CONFIG = json.loads((Path(__file__).parents[1] / "configs" / "prostate_alm.json").read_text())
@@ -183,3 +183,27 @@ def test_logits_are_float32_under_autocast_so_that_scores_do_not_tie(
     assert logits.dtype == torch.float32
     assert len(logits[:, 0].unique()) == 64 > len(logits[:, 0].bfloat16().unique())
     assert torch.allclose(logits, network(image), atol=0.1 * float(logits.detach().std()))
+
+
+# --- One branch -----------------------------------------------------------------------------------------------------
+
+
+def test_one_branch_is_a_path_of_the_two_branches() -> None:
+    """With the weights of the T2 path, and a head that looks at nothing else."""
+    two, one = TwoBranchCNN(features=(3, 4), norm="instance").eval(), OneBranchCNN(1, (3, 4), norm="instance").eval()
+    one.path.load_state_dict(two.t2.state_dict())
+    two.head.weight.data[:, :8] = 0
+    one.head.load_state_dict({"weight": two.head.weight.data[:, 8:], "bias": two.head.bias.data})
+    image = torch.randn(2, 3, 9, 8, 7)
+    torch.testing.assert_close(one(image[:, 2:]), two(image), rtol=1e-6, atol=1e-6)
+
+
+def test_one_branch_has_the_parameters_of_its_stages() -> None:
+    stages = [27 * inputs * outputs + outputs for inputs, outputs in ((1, 16), (16, 32), (32, 64))]
+    assert sum(parameter.numel() for parameter in OneBranchCNN().parameters()) == sum(stages) + 2 * 64 + 1
+
+
+@pytest.mark.parametrize("arguments", [{"channels": 0}, {"features": ()}, {"features": (8, 0)}])
+def test_one_branch_without_a_stage_or_a_channel_is_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"^The path needs a channel and a stage: got channels="):
+        OneBranchCNN(**arguments)

@@ -33,7 +33,7 @@ class SplitFolder:
         previous: The ``last`` before, in case that one is damaged.
         record: Best epoch and every epoch's report; makes the split finished.
         held_out: Scores of the validation exams by :attr:`model`.
-        result: In place of the two, of a CIFAR run: with the scores of all test images.
+        result: In place of the two, of a run on images: with the scores of all test images.
     """
 
     def __init__(self, path: Path) -> None:

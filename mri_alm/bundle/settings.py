@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from mri_alm.errors import InputError
@@ -28,7 +29,7 @@ class Setting:
         kind: A key of :data:`KINDS`.
         meaning: For people, in Markdown.
         group: Its heading.
-        config: Whose setting it is: ``"prostate_alm"``, ``"inference"`` or ``"cifar"``.
+        config: Whose setting it is: ``"prostate_alm"``, ``"inference"``, ``"cifar"`` or ``"medmnist3d"``.
         none: Whether it may be None.
         least: Of a whole number.
         most: Of a whole number.
@@ -167,7 +168,7 @@ def _read() -> dict[str, dict[str, Setting]]:
 
 
 TABLE = _read()
-SETTINGS: Mapping[str, Setting] = TABLE["inference"] | TABLE["cifar"] | TABLE["prostate_alm"]
+SETTINGS: Mapping[str, Setting] = TABLE["inference"] | TABLE["medmnist3d"] | TABLE["cifar"] | TABLE["prostate_alm"]
 RENAMED_SETTINGS = {  # since 0.2: the old spelling is understood, with a hint
     "acting": "constraints_in_gradient", "address": "ray_address", "bank": "negative_bank",
     "blank": "zeroed_channels", "outside": "allow_outside_paths", "split": "only_split",
@@ -233,11 +234,13 @@ def check_values(config: Mapping[str, Any]) -> None:
                 f"{name} holds # or ::, which MONAI uses in configs. Give it on the command line, which is "
                 "read as typed, or as a pathlib.Path."
             )
-    features, size = config.get("features"), config.get("size")
-    if isinstance(features, list) and size is not None and min(size) < 2 ** len(features):
-        raise InputError(
-            f"size must be at least {2 ** len(features)}, as each of {len(features)} stages halves it: {size}."
-        )
+    features = config.get("features")
+    for name in ("size", "resolution"):
+        size = config.get(name)
+        if isinstance(features, list) and size is not None and np.min(size) < 2 ** len(features):
+            raise InputError(
+                f"{name} must be at least {2 ** len(features)}, as each of {len(features)} stages halves it: {size}."
+            )
     split = config.get("only_split")
     if split is not None and split >= config["splits"]:
         raise InputError(f"only_split must be a whole number below splits = {config['splits']}, got {split}.")

@@ -1,4 +1,4 @@
-"""The paper's experiments on CIFAR: archives, sets, networks, tables, the search.
+"""Benchmarks on public images, CIFAR (the paper's experiments) and MedMNIST: archives, sets, networks, tables, search.
 
 Nothing imports this room.
 """
@@ -8,7 +8,8 @@ from mri_alm.runtime.faces import faces
 __getattr__, __dir__, __all__ = faces(
     __name__,
     {
-        "batches": ["BatchLoader", "CropFlip", "ImagePart", "StepRate"],
+        "batches": ["BatchLoader", "CosineRate", "CropFlip", "ImagePart", "StepRate"],
+        "medmnist": ["FlipTurnZoom", "ShapePart", "shape_set"],
         "sets": ["binary_set", "long_tailed_set", "smallest_classes"],
         "networks": ["resnet10", "resnet32"],
         "job": ["train_and_test"],

@@ -1,10 +1,11 @@
-"""CIFAR batches: images on the device as bytes; crops, flips and normalisation of a whole batch at once.
+"""Batches, and CIFAR's: images on the device as bytes; crops, flips and normalisation of a whole batch at once.
 
 A data loader that handles one image at a time takes longer than a small network's step. Here a batch is one gather.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from ignite.engine import Engine, Events
@@ -99,6 +100,13 @@ class ImagePart:
         return {"image": image, "label": self.label[chosen], "index": self.index[chosen]}
 
 
+class Batches(Protocol):
+    """What gives a batch of images by their positions."""
+
+    def batch(self, positions: Sequence[int]) -> dict[str, Tensor]:
+        """``image``, ``label`` and ``index`` of the images at these positions."""
+
+
 class BatchLoader:
     """Batches of a part, for a MONAI engine.
 
@@ -107,7 +115,7 @@ class BatchLoader:
         batches: Sampler of lists of positions.
     """
 
-    def __init__(self, part: ImagePart, batches: Iterable[Sequence[int]]) -> None:
+    def __init__(self, part: Batches, batches: Iterable[Sequence[int]]) -> None:
         self.part, self.batches = part, batches
 
     def __len__(self) -> int:
@@ -161,3 +169,29 @@ class StepRate:
         """The rate of an epoch, from 1."""
         drops = sum(epoch > milestone for milestone in self.milestones)
         return self.rate * min(1.0, epoch / max(self.warmup, 1)) * self.factor**drops
+
+
+class CosineRate(StepRate):
+    """After the warm-up the learning rate falls along half a cosine, to nearly 0 in the last epoch.
+
+    Args:
+        optimizer: Whose rate is set.
+        rate: Rate after the warm-up.
+        epochs: How many there are.
+        warmup: See :class:`StepRate`; less than ``epochs``.
+
+    Raises:
+        InputError: If ``rate`` is not positive, or no epoch is left after the warm-up.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, rate: float, *, epochs: int, warmup: int = 0) -> None:
+        super().__init__(optimizer, rate, warmup=warmup)
+        if warmup >= epochs:
+            raise InputError(f"warmup must be less than max_epochs = {epochs}, got {warmup}.")
+        self.epochs = epochs
+
+    def of(self, epoch: int) -> float:
+        """The rate of an epoch, from 1."""
+        start = max(self.warmup, 1)
+        past = max(epoch - start, 0) / (self.epochs - start + 1)
+        return super().of(epoch) * (1 + math.cos(math.pi * past)) / 2

@@ -1,4 +1,4 @@
-"""What the CIFAR configs run: train every split, test each model on the balanced test set, write its scores."""
+"""What the configs of images run: train every split, test each model on the test images, write its scores."""
 
 import logging
 import time
@@ -23,11 +23,11 @@ logger = logging.getLogger("mri_alm")
 
 
 def train_and_test(folder: str) -> None:
-    """What ``run`` of the CIFAR configs calls; goes on from whatever an earlier start finished.
+    """What ``run`` of the configs of images calls; goes on from whatever an earlier start finished.
 
     Args:
         folder: Run folder. Each split gets ``split_k/`` with ``model.pt``, ``last.pt`` (to go on from) and
-            ``result.json``: settings of the set, best epoch, epochs, scores on the test set.
+            ``result.json``: settings of the set, the epoch kept, all epochs, scores on the test set.
     """
     config = running_config()
     with user_errors(), logging_redirect_tqdm():

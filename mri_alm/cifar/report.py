@@ -31,11 +31,33 @@ _ACTING = (
 
 
 @dataclass(frozen=True)
+class FprColumn:
+    """One column of a binary table.
+
+    Attributes:
+        at: Where the FPR is read off, such as ``"98 % TPR"`` or ``"1 FN"``.
+        key: Its name in the CSV file.
+        tpr: The true-positive rate that it stands for, in (0, 1].
+    """
+
+    at: str
+    key: str
+    tpr: float
+
+    @property
+    def title(self) -> str:
+        """Its head in the Markdown table."""
+        return f"FPR @ {self.at.removesuffix(' TPR')}"
+
+
+@dataclass(frozen=True)
 class TableReport:
     """Everything a table says.
 
     Attributes:
         table: Which.
+        columns: Where the FPRs are read off.
+        positives: Test images of the critical class.
         splits: Models per ensemble, the same for all rows.
         methods: Rows that are complete.
         missing: Rows that were asked for and are not complete, with how many models they have.
@@ -44,9 +66,12 @@ class TableReport:
             under ``"null"`` the baseline's second seed against its first.
         holm: Adjusted p-values by method; constrained ones and losses are two families.
         acting: By constrained method: how much the constraint did in training.
+        made: When and where the models were trained, in words; empty if the result files do not say it.
     """
 
     table: BenchmarkTable
+    columns: list[FprColumn]
+    positives: int
     splits: int
     methods: list[Method]
     missing: dict[str, int]
@@ -54,6 +79,7 @@ class TableReport:
     comparisons: dict[str, TrainingComparison]
     holm: dict[str, float]
     acting: dict[str, dict[str, float]]
+    made: str
 
 
 def make_report(
@@ -73,11 +99,13 @@ def make_report(
     """
     methods, missing = complete_methods(table, results, keys, splits)
     label = np.array(results[table.baseline, 0, 0]["test"]["label"])
+    columns = columns_of(table, int(label.sum()))
+    tpr = [column.tpr for column in columns]
     trained = {method.key: _trained(results, method.key, splits) for method in methods}
     comparisons = {}
     for key, against in ((method.key, table.against(method)) for method in methods):
         if against != key and against in trained:
-            comparisons[key] = compare_trainings(label, trained[key], trained[against], table.tpr, draws=draws)
+            comparisons[key] = compare_trainings(label, trained[key], trained[against], tpr, draws=draws)
     families = [[k for k in comparisons if table.method(k).constrained == side] for side in (True, False)]
     corrected: dict[str, float] = {}
     for family in filter(None, families):
@@ -85,17 +113,33 @@ def make_report(
     null = trained[table.baseline].score
     if null.shape[1] > NULL_SEED:
         again, first = (Trained(null[:, seed : seed + 1]) for seed in (NULL_SEED, 0))
-        comparisons[NULL] = compare_trainings(label, again, first, table.tpr, draws=draws)
+        comparisons[NULL] = compare_trainings(label, again, first, tpr, draws=draws)
     return TableReport(
         table=table,
+        columns=columns,
+        positives=int(label.sum()),
         splits=splits,
         methods=methods,
         missing=missing,
-        summaries={key: summarise(label, scores, table.tpr, draws=draws) for key, scores in trained.items()},
+        summaries={key: summarise(label, scores, tpr, draws=draws) for key, scores in trained.items()},
         comparisons=comparisons,
         holm=corrected,
         acting={m.key: _acting(results, m.key, splits) for m in methods if m.constrained},
+        made=_made(results.values()),
     )
+
+
+def columns_of(table: BenchmarkTable, positives: int) -> list[FprColumn]:
+    """The columns of a binary table.
+
+    Args:
+        table: Which.
+        positives: Test images of the critical class, of which a column may count misses.
+    """
+    return [
+        *(FprColumn(f"{100 * rate:g} % TPR", f"fpr_at_{100 * rate:g}", rate) for rate in table.tpr),
+        *(FprColumn(f"{k} FN", f"fpr_at_{k}_fn", (positives - k) / positives) for k in table.false_negatives),
+    ]
 
 
 def write_table_report(report: TableReport, folder: Path) -> str:
@@ -108,16 +152,17 @@ def write_table_report(report: TableReport, folder: Path) -> str:
 
 def to_markdown(report: TableReport) -> str:
     """The table, the comparisons with the null, and what the constraint did."""
-    rates = [f"FPR @ {100 * rate:g} %" for rate in report.table.tpr]
+    rates = [column.title for column in report.columns]
+    beside = [["paper", "diff."], ["paper"]] if _printed(report) else [[], []]
     head = ["method"]
     for name in [*rates, "ensemble AUC"]:
-        head += [name, "paper", "diff."]
-    head += ["mean AUC", "paper"]
+        head += [name, *beside[0]]
+    head += ["mean AUC", *beside[1]]
     text = [
         f"# {report.table.name}, protocol `{report.table.protocol}`",
-        f"{_models(report.splits)}, all numbers in percent; ours with 95 % intervals over test images. "
-        f"Paper: {report.table.source}, ensembles of ten at full width.",
+        _about(report),
         markdown_table(head, (_row(report, method) for method in report.methods)),
+        *_published(report.table),
         "## Against the baseline",
         _AGAINST,
     ]
@@ -127,7 +172,54 @@ def to_markdown(report: TableReport) -> str:
         head = ["method", *next(iter(report.acting.values()))]
         rows = ([report.table.method(k).name, *map(_two_digits, a.values())] for k, a in report.acting.items())
         text += ["## What the constraint did", _ACTING, markdown_table(head, rows)]
-    return page_of([*text, *not_complete(report.missing, report.splits)])
+    return page_of([*text, *not_complete(report.missing, report.splits), "## How it was made", _command(report)])
+
+
+def _printed(report: TableReport) -> bool:
+    return any(method.printed for method in report.methods)
+
+
+def _about(report: TableReport) -> str:
+    table = report.table
+    text = f"{_models(report.splits)}, all numbers in percent; ours with 95 % intervals over test images."
+    if _printed(report):
+        text += f" Paper: {table.source}, ensembles of ten at full width."
+    if table.false_negatives:
+        text += (
+            f" FPR at so many false negatives of the {report.positives} test positives: the thresholds are set on "
+            "these positives themselves, as in the paper's Table 3."
+        )
+    if table.settings.get("own_splits") is False:
+        text += " All models have the official training part; a split is one training, and differs by its seed alone."
+    return text
+
+
+def _published(table: BenchmarkTable) -> list[str]:
+    if not table.published:
+        return []
+    return [
+        "## Published",
+        f"AUC of single models on the same test images. {table.source}.",
+        markdown_table(["method", "AUC"], table.published.items()),
+    ]
+
+
+def _made(results: Iterable[Mapping[str, Any]]) -> str:
+    made = [(result["made"], result["seconds"]) for result in results if "made" in result]
+    if not made:
+        return ""
+    dates = sorted({one["date"] for one, _ in made})
+    places = sorted({f"{one['machine']}, torch {one['torch']}" for one, _ in made})
+    seconds = float(np.median([second for _, second in made]))
+    return f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}; {'; '.join(places)}; {seconds:.0f} s a training."
+
+
+def _command(report: TableReport) -> str:
+    table = report.table
+    tuned = " --tuned configs/tuned.json" if table.protocol.endswith("_tuned") else ""
+    words = f"--table {table.name} --protocol {table.protocol.removesuffix('_tuned')}{tuned} --splits {report.splits}"
+    methods = " ".join(method.key for method in report.methods)
+    return f"`python pipelines/benchmark.py {words} --methods {methods}` {report.made}".rstrip()
 
 
 def _trained(results: Results, key: str, splits: int) -> Trained:
@@ -162,10 +254,13 @@ def _row(report: TableReport, method: Method) -> list[str]:
     cells = [method.name]
     for position, which in enumerate(order):
         cells.append(_percent(*ours.of(which)))
-        cells += beside_paper(100 * ours.value[which], method.printed[position] if method.printed else None)
+        if _printed(report):
+            cells += beside_paper(100 * ours.value[which], method.printed[position] if method.printed else None)
     cells.append(with_deviation(100 * summary.average, 100 * summary.deviation, report.splits))
     mean = method.printed[len(order) :]
-    return [*cells, f"{mean[0]:g} ± {mean[1]:g}" if mean else "-"]
+    if _printed(report):
+        cells.append(f"{mean[0]:g} ± {mean[1]:g}" if mean else "-")
+    return cells
 
 
 def _compared(report: TableReport, key: str) -> list[str]:
@@ -183,7 +278,7 @@ def _compared(report: TableReport, key: str) -> list[str]:
 
 def _flat(report: TableReport, method: Method) -> dict[str, Any]:
     summary = report.summaries[method.key]
-    names = ["auc", *(f"fpr_at_{100 * rate:g}" for rate in report.table.tpr)]
+    names = ["auc", *(column.key for column in report.columns)]
     row: dict[str, Any] = {"method": method.key, "name": method.name, "models": summary.members,
                            "mean_auc": summary.average, "sd_auc": summary.deviation}  # fmt: skip
     ends = ("", "_low", "_high")
@@ -201,24 +296,24 @@ def _flat(report: TableReport, method: Method) -> dict[str, Any]:
 
 def _draw(report: TableReport, path: Path) -> None:
     """FPR at high TPR: each base loss alone against the same loss with the constraint, a point per method; the null."""
-    rates, baseline = report.table.tpr, report.table.baseline
+    columns, baseline = report.columns, report.table.baseline
     drawn = [m for m in report.methods if m.constrained and m.key in report.comparisons]
     pairs = [(m.name, report.comparisons[m.key]) for m in drawn]
     if NULL in report.comparisons:
         pairs.append((f"null: {report.table.method(baseline).name}, other seeds", report.comparisons[NULL]))
     with mpl.rc_context({"font.size": 9}):
-        figure = Figure(figsize=(4 * len(rates) + 2.5, 4.4), layout="constrained")
-        panels = np.atleast_1d(figure.subplots(1, len(rates)))
-        for column, (rate, axes) in enumerate(zip(rates, panels, strict=True), 1):
+        figure = Figure(figsize=(4 * len(columns) + 2.5, 4.4), layout="constrained")
+        panels = np.atleast_1d(figure.subplots(1, len(columns)))
+        for which, (column, axes) in enumerate(zip(columns, panels, strict=True), 1):
             axes.plot([0, 100], [0, 100], color="0.7", linewidth=1)
             for i, (name, compared) in enumerate(pairs):
-                x = 100 * compared.against[column]
-                y, low, high = (100 * part for part in compared.difference.of(column))
+                x = 100 * compared.against[which]
+                y, low, high = (100 * part for part in compared.difference.of(which))
                 beyond = [[max(y - low, 0)], [max(high - y, 0)]]
                 style = {"color": "black", "marker": "x"} if name.startswith(NULL) else {"color": f"C{i % 10}"}
                 style = {"marker": "os^vD"[i // 10 % 5]} | style
                 axes.errorbar(x, x + y, beyond, label=name, markersize=5, elinewidth=0.6, linestyle="", **style)
-            axes.set(xlabel="base loss alone", ylabel="with the constraint", title=f"FPR in % at {100 * rate:g} % TPR",
+            axes.set(xlabel="base loss alone", ylabel="with the constraint", title=f"FPR in % at {column.at}",
                      xlim=(0, 100), ylim=(0, 100), aspect="equal")  # fmt: skip
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
         figure.suptitle(

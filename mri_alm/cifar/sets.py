@@ -1,8 +1,8 @@
-"""Benchmark sets made of CIFAR: two classes at 1:r, or a long tail, with seeded splits, all of it written down.
+"""Benchmark sets of images, and those made of CIFAR: two classes at 1:r, or a long tail, with seeded splits.
 
 A set offers what `mri_alm.cohort.Cohort` offers (size, labels, counts and digest of a split), so that the same configs
-train on it. Every split draws its own validation images and its own images of the rare class, as the paper's ten runs
-do; an ensemble has therefore seen more critical images than any of its members.
+train on it. Of CIFAR every split draws its own validation images and its own images of the rare class, as the paper's
+ten runs do; an ensemble has therefore seen more critical images than any of its members.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ class ImageSet:
     """Images, labels and splits.
 
     Attributes:
-        image: ``(N, 3, 32, 32)`` uint8; the training images first, then the test images.
+        image: ``(N, ...)`` uint8, such as ``(N, 3, 32, 32)``; the test images last.
         label: ``(N,)`` int64: 1 for the critical class and 0 otherwise, or the class of a long-tailed set.
         tests: Number of test images, the last of the rows.
         splits: One draw each.
@@ -42,26 +42,25 @@ class ImageSet:
         manifest: Where the archive lies.
 
     Args:
-        archive: What the images are taken from.
-        folder: Where it lies.
-        chosen: Rows of its training and of its test part.
-        labels: Label of each, ``(N,)``.
+        image: See above.
+        label: See above.
+        tests: See above.
+        folder: Where the archive lies.
         splits: See above, as row numbers of this set.
-        record: See above.
+        record: See above; ``dataset`` is its name.
     """
 
     def __init__(
         self,
-        archive: Archive,
-        folder: Path | str,
-        chosen: tuple[NDArray[np.int64], NDArray[np.int64]],
-        labels: NDArray[np.int64],
+        image: NDArray[np.uint8],
+        label: NDArray[np.int64],
+        tests: int,
         *,
+        folder: Path | str,
         splits: Sequence[Draw],
         record: dict[str, Any],
     ) -> None:
-        self.image = np.concatenate([archive.train.image[chosen[0]], archive.test.image[chosen[1]]])
-        self.label, self.tests = labels, len(chosen[1])
+        self.image, self.label, self.tests = image, label, tests
         self.splits, self.record = list(splits), record
         self.manifest = Path(folder).resolve() / str(record["dataset"])
         self._digest = hashlib.sha256(self.image.tobytes()).hexdigest()
@@ -87,7 +86,7 @@ class ImageSet:
         return tuple(np.bincount(self.labels(split), minlength=int(self.label.max()) + 1).tolist())
 
     def split_digest(self, split: int) -> str:
-        """SHA-256 of all pixels and of a split's training rows with labels; differs from any other split's."""
+        """SHA-256 of all pixels and of a split's training rows with labels; splits of the same rows share it."""
         state = hashlib.sha256(self._digest.encode())
         for rows in (self.splits[split].training, self.label[self.splits[split].training]):
             state.update(rows.astype(np.int64).tobytes())
@@ -140,7 +139,7 @@ def binary_set(
     chosen, labels = _choose(archive, {c: side for side, members in enumerate(classes) for c in members})
     fine = archive.train.fine[chosen[0]]
     draws = [_draw_binary(fine, classes, ratio, validation, rule=rule, seed=(seed, k)) for k in range(splits)]
-    return ImageSet(archive, folder, chosen, labels, splits=draws, record=record)
+    return _set_of(archive, folder, chosen, labels, splits=draws, record=record)
 
 
 def long_tailed_set(
@@ -181,7 +180,7 @@ def long_tailed_set(
     for split in range(splits):
         pieces = [_hold_out(train, k, validation, count, seed=(seed, split)) for k, count in enumerate(tail)]
         draws.append(_joined(pieces))
-    return ImageSet(archive, folder, chosen, labels, splits=draws, record=record)
+    return _set_of(archive, folder, chosen, labels, splits=draws, record=record)
 
 
 def smallest_classes(counts: Sequence[int], number: int) -> list[int]:
@@ -224,6 +223,20 @@ def _choose(
     chosen = rows(archive.train), rows(archive.test)
     labels = np.concatenate([table[archive.train.fine[chosen[0]]], table[archive.test.fine[chosen[1]]]])
     return chosen, labels
+
+
+def _set_of(
+    archive: Archive,
+    folder: Path | str,
+    chosen: tuple[NDArray[np.int64], NDArray[np.int64]],
+    labels: NDArray[np.int64],
+    *,
+    splits: Sequence[Draw],
+    record: dict[str, Any],
+) -> ImageSet:
+    """The chosen rows of the archive's training part, then those of its test part."""
+    image = np.concatenate([archive.train.image[chosen[0]], archive.test.image[chosen[1]]])
+    return ImageSet(image, labels, len(chosen[1]), folder=folder, splits=splits, record=record)
 
 
 def _draw_binary(

@@ -1,4 +1,4 @@
-"""What a table of the paper asks for: settings, methods, the trainings of each, and the results that are there.
+"""What a table asks for: settings, methods, the trainings of each, and the results that are there.
 
 The tables themselves (settings, the printed numbers and where they are printed) are data: ``tables.json``.
 """
@@ -60,8 +60,11 @@ class BenchmarkTable:
         config: The bundle config and what is laid over it, in the order that MONAI merges them.
         settings: Overrides for all methods.
         splits: Number of splits of the protocol.
-        tpr: True-positive rates of the binary columns; empty for multi-class tables.
+        tpr: True-positive rates of the binary columns; empty for multi-class tables, and where misses are counted.
+        false_negatives: In their place, how many of the test positives may be missed in each column.
         source: Where the numbers are printed.
+        published: Printed AUCs on the same test images, in percent, by who printed them; no methods of ours.
+        data: Where the images lie if nothing is said.
 
     Args:
         path: :data:`TABLES`, or a file like it.
@@ -76,23 +79,33 @@ class BenchmarkTable:
     def __init__(self, path: Path, name: str, protocol: str, tuned: Path | None = None) -> None:
         self._all = read_json(path)
         self._table = choose(self._all["tables"], name, "table")
-        chosen = choose(self._all["protocols"], protocol, "protocol")
+        self.tpr: tuple[float, ...] = tuple(self._table.get("tpr", ()))
+        self.false_negatives: tuple[int, ...] = tuple(self._table.get("false_negatives", ()))
+        kind = self._table.get("kind", "binary" if self.tpr else "longtail")
+        known = {key: content for key, content in self._all["protocols"].items() if kind in content}
+        chosen = choose(known, protocol, "protocol")
         self.name, self.protocol = name, protocol + ("_tuned" if tuned else "")
         self._tuned: dict[str, Any] = {}
         if tuned:
             protocols = choose(read_json(tuned), name, "tuned table")
             self._tuned = choose(protocols, protocol, "tuned protocol")["methods"]
         self.config: list[str] = self._table["config"]
-        kind = "binary" if "tpr" in self._table else "longtail"
         self.settings: dict[str, Any] = chosen[kind] | self._table["settings"]
-        self.splits: int = chosen["splits"]
-        self.tpr: tuple[float, ...] = tuple(self._table.get("tpr", ()))
+        self.splits: int = self.settings.pop("splits", chosen["splits"])
         self.source: str = self._table["source"]
+        self.published: dict[str, str] = self._table.get("published_auc", {})
+        self.data = Path(self._table.get("data", "data/cifar"))
+
+    @property
+    def binary(self) -> bool:
+        """Whether there are two classes, one of them critical."""
+        return bool(self.tpr or self.false_negatives)
 
     @property
     def baseline(self) -> str:
-        """The plain likelihood, which other base losses are compared with."""
-        return "bce" if self.tpr else "ce"
+        """The method that other base losses are compared with: the plain likelihood, if the table names no other."""
+        named: str = self._table.get("baseline", "bce" if self.binary else "ce")
+        return named
 
     def method(self, key: str) -> Method:
         """A row by its key.
@@ -129,8 +142,8 @@ class BenchmarkTable:
         return Training(Method(key, key, str(settings["loss"]), dict(settings), ()), 0, split)
 
     def methods(self) -> list[str]:
-        """The rows that the paper prints."""
-        return list(self._table["paper"])
+        """The rows that the paper prints, or those that the table names."""
+        return list(self._table.get("methods", self._table["paper"]))
 
     def trainings(self, methods: Sequence[str], splits: int, seeds: int = 1) -> list[Training]:
         """Every training of a table, in the order to do them: the baseline twice (the null), then method by method.

@@ -7,10 +7,13 @@ work on one table or one search: each model is trained by one of them.
 import itertools
 import json
 import logging
+import platform
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +54,7 @@ def train_missing(
     Args:
         table: What is trained.
         trainings: In this order.
-        data: Where the CIFAR archive lies.
+        data: Where the images lie.
         runs: Checkpoints; may be deleted when all is done.
         results: Where the result files go.
         pool: Where the models are trained.
@@ -85,7 +88,7 @@ def train_missing(
             failed.append(outcome)
             continue
         each = (time.monotonic() - start) / (number - elsewhere)
-        logger.info("%s: best epoch %d, validation %.3f, %s; %d models left, about %s",
+        logger.info("%s: kept epoch %d, validation %.3f, %s; %d models left, about %s",
                     name, outcome.result["epoch"], outcome.result["auc"], duration(each),
                     len(waiting) - number, duration(each * (len(waiting) - number)))  # fmt: skip
     for outcome in sorted(failed, key=lambda one: not one.trace):  # a bug shows its traceback
@@ -96,15 +99,28 @@ def train_missing(
 def _train_and_keep(
     table: BenchmarkTable, training: Training, *, data: Path, runs: Path, results: Path, wait: bool
 ) -> dict[str, float]:
-    """One model and its result file, unless another process has written it meanwhile; gives its best epoch."""
+    """One model and its result file, unless another process has written it meanwhile; gives the epoch it kept."""
     path = table.result(results, training)
     with exclusive_lock(path.with_suffix(".lock"), wait=wait):
         if not path.exists():
             kept = table.asked(training) | {"method": training.method.key} | train_one(table, training, data, runs)
+            kept |= {"made": {"date": date.today().isoformat(), "machine": _machine(), "torch": version("torch")}}
             text = json.dumps(kept, separators=(",", ":"), allow_nan=False)  # one line: it holds thousands of numbers
             write_bytes(path, f"{text}\n".encode())
     best: dict[str, float] = read_json(path)["best"]
     return best
+
+
+def _machine() -> str:
+    """The kind of GPU, or of processor; nothing that names this one machine."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text("utf-8").splitlines() if information.is_file() else []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.machine()
 
 
 def duration(seconds: float) -> str:
@@ -135,7 +151,7 @@ class Search:
 
     Args:
         table: What is trained.
-        data: Where the CIFAR archive lies.
+        data: Where the images lie.
         folder: Checkpoints and result files, a folder per settings; processes that share it share the search.
         runs: Trainings per point (the paper: 10).
         pool: Where they run.
@@ -157,7 +173,7 @@ class Search:
 
     def common(self) -> dict[str, Any]:
         """Settings shared by all methods, chosen on the plain loss; for long tails those of the literature (none)."""
-        return self._best(COMMON if self.table.tpr else {}, {"loss": self.table.baseline, "mu0": 0})
+        return self._best(COMMON if self.table.binary else {}, self.table.method(self.table.baseline).settings)
 
     def method(self, key: str, common: Mapping[str, Any]) -> dict[str, Any]:
         """Everything that is chosen for one method, including ``common``.
@@ -199,7 +215,7 @@ def points(table: BenchmarkTable, methods: Sequence[str]) -> int:
     wanted = [table.method(key) for key in methods]
     own = {method.loss: _grids(table, method)[0] for method in wanted}  # once for all methods of a loss
     constraints = [grid for method in wanted for grid in _grids(table, method)[1:]]
-    return sum(len(_points_of(grid)) for grid in [COMMON if table.tpr else {}, *own.values(), *constraints])
+    return sum(len(_points_of(grid)) for grid in [COMMON if table.binary else {}, *own.values(), *constraints])
 
 
 def write_tuned(path: Path, table: BenchmarkTable, runs: int, chosen: Mapping[str, Mapping[str, Any]]) -> None:
@@ -222,10 +238,10 @@ def write_tuned(path: Path, table: BenchmarkTable, runs: int, chosen: Mapping[st
 def _grids(table: BenchmarkTable, method: Method) -> list[Grid]:
     """The stages of a method: the loss's own value; with the constraint mu0 and rho, then delta."""
     own = OWN.get(method.loss, {})
-    if method.loss == "w_bce":
+    if method.loss == "w_bce" and "ratio" in table.settings:
         ratio = float(table.settings["ratio"])
         own = {"positive_weight": (round(ratio / 3, 3), round(2 * ratio / 3, 3), ratio)}
-    return [own, MU0_RHO, DELTA["binary" if table.tpr else "multiclass"]] if method.constrained else [own]
+    return [own, MU0_RHO, DELTA["binary" if table.binary else "multiclass"]] if method.constrained else [own]
 
 
 def _points_of(grid: Grid) -> list[dict[str, Any]]:

@@ -187,7 +187,8 @@ class EpochEnd:
         self.parts: dict[str, Any] = {"model": network, "optimizer": optimizer, "objective": objective}
         self.kept = network
         if selection.ema:
-            average = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(selection.ema), use_buffers=True)
+            step = get_ema_multi_avg_fn(selection.ema)  # type: ignore[no-untyped-call]
+            average = AveragedModel(network, multi_avg_fn=step, use_buffers=True)
             self.parts["average"], self.kept = average, average.module
             validator.network = self.kept
         self.history: list[dict[str, float]] = []

@@ -43,7 +43,13 @@ def test_the_table_holds_the_settings_that_only_cifar_configs_have() -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["cifar10_binary", "cifar10_longtail", "inference", "prostate_alm"])
+def test_the_table_holds_the_settings_that_only_the_medmnist_config_has() -> None:
+    mine = settings_of("medmnist3d")
+    own = mine.keys() - TABLE["prostate_alm"].keys()
+    assert {name: setting.default for name, setting in TABLE["medmnist3d"].items()} == {n: mine[n] for n in own}
+
+
+@pytest.mark.parametrize("name", ["cifar10_binary", "cifar10_longtail", "inference", "medmnist3d", "prostate_alm"])
 def test_what_a_config_ships_is_allowed(name: str) -> None:
     check_values({"splits": 10} | settings_of(name))
 
@@ -70,6 +76,7 @@ def test_free_and_private_settings() -> None:
         ("register", 1, "register must be True or False, got 1"),
         ("size", [40, 40], "size must be three numbers greater than 0"),
         ("cohort", 3, "cohort must be a text, got 3"),
+        ("resolution", 27, "resolution must be a whole number from 28 to 64, got 27"),
         ("bfloat16", "True", 'bfloat16 is the text "True". Write True.'),
     ],
 )
