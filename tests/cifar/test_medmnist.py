@@ -319,7 +319,7 @@ def test_the_tables_have_their_methods_and_the_null_of_the_baseline(name: str) -
     assert BenchmarkTable(TABLES, name, "quick").splits == 1
     assert BenchmarkTable(TABLES, name, "own_splits").settings["own_splits"] is True
     with pytest.raises(
-        InputError, match=r'^There is no protocol "paper"\. .*Choose one of: quick, official, own_splits'
+        InputError, match=r'^There is no protocol "paper"\. .*Choose one of: quick, official, official_nits'
     ):
         BenchmarkTable(TABLES, name, "paper")
 
