@@ -22,7 +22,7 @@ from mri_alm.runtime.files import read_json, shown
 
 FORMS = (  # config files that make a run together
     ("prostate_alm",), ("cifar10_binary",), ("cifar10_binary", "cifar100_binary"),
-    ("cifar10_longtail",), ("cifar10_longtail", "cifar100_longtail"),
+    ("cifar10_longtail",), ("cifar10_longtail", "cifar100_longtail"), ("medmnist3d",),
 )  # fmt: skip
 _DEVICE = re.compile(r"(\$torch\.device\('(cpu|cuda|cuda:\d{1,3}|mps)'\)|cpu|cuda|cuda:\d{1,3}|mps)")
 _SHOWN, _LONGEST = 20, 160
