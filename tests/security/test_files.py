@@ -357,10 +357,10 @@ def test_evaluating_what_is_no_table(tmp_path: Path, kind: str, capsys: pytest.C
 
 
 @pytest.mark.slow
-def test_scoring_with_a_damaged_config(trained: Path, manifest: Path, tmp_path: Path) -> None:
-    run = copied(trained, tmp_path)
+def test_scoring_with_a_damaged_config(tmp_path: Path) -> None:
+    run = copied(ROOT / "tests" / "bundle" / "made_before" / "bundle", tmp_path)
     (run / "config.json").write_bytes(DAMAGED["nested"])
-    command = [sys.executable, "pipelines/score.py", "--model", run, "--input", manifest, "--output", tmp_path / "out"]
+    command = [sys.executable, "pipelines/score.py", "--model", run, "--input", tmp_path, "--output", tmp_path / "out"]
     signal.alarm(0)
     done = subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 2

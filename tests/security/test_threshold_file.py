@@ -124,11 +124,11 @@ def test_points_on_other_scores_are_made_and_decide_as_before() -> None:
 
 
 @pytest.mark.slow
-def test_scoring_refuses_it_from_the_shell(trained: Path, manifest: Path, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(trained, tmp_path / "run"))
+def test_scoring_refuses_it_from_the_shell(tmp_path: Path) -> None:
+    run = Path(shutil.copytree(ROOT / "tests" / "bundle" / "made_before" / "bundle", tmp_path / "run"))
     fields = json.loads((run / "threshold.json").read_text())
     (run / "threshold.json").write_text(json.dumps(fields | {"threshold": 2.0}))
-    command = [sys.executable, "pipelines/score.py", "--model", run, "--input", manifest, "--output", tmp_path / "out"]
+    command = [sys.executable, "pipelines/score.py", "--model", run, "--input", tmp_path, "--output", tmp_path / "out"]
     done = subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 2
     assert f"{run}/threshold.json: threshold must be a finite number from 0 to 1, found 2.0." in done.stderr
