@@ -342,6 +342,12 @@ def _pixels(file: Path, wanted: list[int], name: str) -> Iterator[NDArray[np.gen
             raise StudyError("too_large", f"{name}: the header of one file claims more pixels than any MR image.")
         if syntax.is_compressed:
             _check_decoder(ds, count, name)
+        elif _uses_other_bits(ds, little=syntax.is_little_endian):
+            raise StudyError(
+                "bits_unfit",
+                f"{name}: the header of one file says that a pixel has {ds.BitsStored} bits, and its pixels have more: "
+                "which is right cannot be told. Export the series again.",
+            )
         if count <= wanted[-1]:
             raise StudyError("damaged_file", f"{name}: pixel data and header disagree on the number of images.")
         if count == 1:
@@ -356,6 +362,21 @@ def _pixels(file: Path, wanted: list[int], name: str) -> Iterator[NDArray[np.gen
         raise StudyError(
             "damaged_file", f"{name}: the pixels of one file cannot be read ({type(error).__name__})."
         ) from error
+
+
+def _uses_other_bits(ds: Dataset, *, little: bool) -> bool:
+    """Whether uncompressed pixels have values in bits that the header calls unused; readers cut these off in silence.
+
+    An overlay may lie there, as old files keep it, and the sign of a negative value may be repeated in them.
+    """
+    overlays = any(ds.get((group, 0x0102)) and ds[group, 0x0102].value for group in range(0x6000, 0x6020, 2))
+    unused = int(ds.BitsAllocated) - int(ds.BitsStored)
+    if ds.BitsAllocated != 16 or unused < 1 or overlays:
+        return False
+    words = np.frombuffer(ds.PixelData[: len(ds.PixelData) // 2 * 2], "<u2" if little else ">u2")
+    beyond = words >> np.uint16(ds.BitsStored)
+    every = (1 << unused) - 1
+    return bool((beyond % every if ds.PixelRepresentation else beyond).any())
 
 
 def _check_decoder(ds: Dataset, count: int, name: str) -> None:

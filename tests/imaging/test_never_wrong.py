@@ -474,3 +474,29 @@ def test_a_compression_that_no_extra_decodes_names_no_extra(tmp_path):
     assert code == "no_decoder"
     assert "export it uncompressed, or as JPEG 2000" in message
     assert "pip" not in message
+
+
+def test_pixels_that_use_more_bits_than_the_header_says(tmp_path):
+    """pydicom cuts the other bits off: an ADC of 1100 was 76."""
+    found = MAP_SCAN.but(elements=MAP_SCAN.elements | {"BitsStored": 10, "HighBit": 9})
+    code, message = refused(tmp_path, T2, found, HIGH)
+    assert code == "bits_unfit"
+    assert "says that a pixel has 10 bits, and its pixels have more" in message
+
+
+@pytest.mark.parametrize("elements", [{}, {(0x6000, 0x0102): ("US", 12)}])
+def test_bits_that_are_not_used_may_hold_an_overlay(tmp_path, elements):
+    bits = {"BitsStored": 11, "HighBit": 10}
+    pixels = MAP_SCAN.pixels + np.uint16(4096 if elements else 0)
+    exam = read(tmp_path, T2, MAP_SCAN.but(pixels=pixels, elements=MAP_SCAN.elements | bits | elements), HIGH)
+    np.testing.assert_allclose(adc_of(exam), ADC, atol=1)
+
+
+def test_a_repeated_sign_is_no_further_bit(tmp_path):
+    signed = dict(BitsStored=12, HighBit=11, PixelRepresentation=1)
+    pixels = MAP_SCAN.pixels.astype(np.int16)
+    pixels[:, :2] = -5
+    folder = write(tmp_path, T2, HIGH, MAP_SCAN.but(pixels=pixels.view(np.uint16), elements=MAP_SCAN.elements | signed))
+    exam = read(folder)
+    assert (adc_of(exam)[:, :2] <= 0).all()
+    np.testing.assert_allclose(adc_of(exam)[:, 2:], ADC[:, 2:], atol=1)
