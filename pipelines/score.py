@@ -60,7 +60,7 @@ def main() -> int:
         action="store_true",
         help="the table or links may lead out of the input",
     )
-    parser.add_argument("--trust", action="store_true", help="run whatever the model's config says (docs/security.md)")
+    parser.add_argument("--trust", action="store_true", help="execute the model's own config (docs/security.md)")
     arguments = parser.parse_args()
     others = {name: value for name, value in vars(arguments).items() if name not in ("model", "key_file")}
     # Paths stay paths: MONAI evaluates texts that begin with $, @ or %.
