@@ -262,6 +262,7 @@ def test_every_loss_trains_an_epoch(manifest: Path, tmp_path: Path, loss: str) -
         {"preset": "official_head", "mu0": 1e-3, "loss": "cb_bce", "score": "probability"},
         {"ratio_cap": 0.5, "loss": "a_ml"},
         {"dual_update": "per_epoch", "negative_bank": 16, "positives_per_batch": 2, "micro_batch": 3, "patience": 1},
+        {"checkpoint_rule": "last", "ema": 0.9},
         {"constraint_per": "negative", "mu0": 1e-3},
         {"constraint_per": "pair", "mu0": 1e-3},
     ],
