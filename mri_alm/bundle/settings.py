@@ -32,7 +32,7 @@ class Setting:
         config: Whose setting it is: ``"prostate_alm"``, ``"inference"``, ``"cifar"`` or ``"medmnist3d"``.
         none: Whether it may be None.
         least: Of a whole number.
-        most: Of a whole number.
+        most: Of a whole number; of the voxels of a grid, which are whole numbers then; of each of several whole numbers.
         words: Texts that are allowed beside the kind, such as ``auto`` of a number.
         free: Whether it may change between two starts of one run.
         private: Whether no shared file shows it: places, which name people and machines, and names of studies.
@@ -58,12 +58,25 @@ class Setting:
         if (isinstance(value, str) and value.startswith(("$", "@"))) or (value is None and self.none):
             return ""
         fits, words = KINDS[self.kind]
-        fine = fits(value)
         if self.kind == "whole":
-            fine, words = fine and self.least <= value <= self.most, f"{words} from {self.least} to {self.most}"
-        if fine or (isinstance(value, str) and value in self.words):
-            return ""
-        return " or ".join([f"must be {words}", *(f'"{word}"' for word in self.words)])
+            fine = fits(value) and self.least <= value <= self.most
+            return "" if fine else f"must be {words} from {self.least} to {self.most}"
+        if self.words:
+            named = " or ".join(f'"{word}"' for word in self.words)
+            return (
+                ""
+                if fits(value) or value in self.words
+                else f"must be {words.replace(', 0 or more', ' >= 0')} or {named}"
+            )
+        return self._beyond(value) if fits(value) else f"must be {words}"
+
+    def _beyond(self, value: Any) -> str:
+        """The same of numbers that are more than any machine here could hold."""
+        if self.kind == "triple" and self.most and (math.prod(value) > self.most or any(v % 1 for v in value)):
+            return f"must be whole numbers, and together at most {self.most} voxels"
+        if self.kind == "wholes" and self.most and (len(value) > MOST_STAGES or max(value, default=1) > self.most):
+            return f"must be at most {MOST_STAGES} numbers, and each at most {self.most}"
+        return ""
 
     def typed(self, word: str, value: Any) -> Any:
         """What a word of the command line means; its parser reads ``20240101``, ``1_3``, ``1e3`` and ``a#b`` as Python.
@@ -104,16 +117,8 @@ def _is_triple(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and len(value) == 3 and all(is_number(v) and v > 0 for v in value)
 
 
-def _is_grid(value: Any) -> bool:
-    return _is_triple(value) and all(type(v) is int for v in value) and math.prod(value) <= MOST_VOXELS
-
-
 def _is_wholes(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and all(type(v) is int and v > 0 for v in value)
-
-
-def _is_widths(value: Any) -> bool:
-    return _is_wholes(value) and 0 < len(value) <= MOST_STAGES and max(value) <= MOST_CHANNELS
 
 
 def _is_names(value: Any) -> bool:
@@ -130,7 +135,7 @@ def _is_norm(value: Any) -> bool:
     return isinstance(name, str) and name.isidentifier() and plain
 
 
-MOST_VOXELS, MOST_CHANNELS, MOST_STAGES = 1 << 24, 1024, 8  # what no prostate needs more of
+MOST_STAGES = 8  # each halves the image
 
 KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "whole": (lambda value: type(value) is int, "a whole number"),
@@ -140,17 +145,8 @@ KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "text": (lambda value: isinstance(value, str), "a text"),
     "path": (lambda value: isinstance(value, (str, Path)), "a text"),
     "names": (_is_names, "a list of texts"),
-    "triple": (_is_triple, 'three numbers greater than 0, such as "[2.8, 2.8, 3]"'),
-    "grid": (
-        _is_grid,
-        f'three numbers greater than 0, such as "[40, 40, 28]", whole ones and together at most {MOST_VOXELS} voxels',
-    ),
-    "wholes": (_is_wholes, "a list of whole numbers greater than 0"),
-    "widths": (
-        _is_widths,
-        'a list of whole numbers greater than 0, such as "[8, 16, 32]", '
-        f"at most {MOST_STAGES} of at most {MOST_CHANNELS}",
-    ),
+    "triple": (_is_triple, 'three numbers greater than 0, such as "[40, 40, 28]"'),
+    "wholes": (_is_wholes, 'a list of whole numbers greater than 0, such as "[8, 16, 32]"'),
     "norm": (_is_norm, "a normalisation by its name in MONAI, also with arguments: \"['group', {'num_groups': 4}]\""),
 }
 
@@ -228,7 +224,8 @@ def check_values(config: Mapping[str, Any]) -> None:
             raise InputError(f'{name} is the text "{value}". Write {right}.')
         if kind and (problem := table[name].problem(value)):
             quoted = ' Put it in quotes in its file, such as "0012".' if kind in ("text", "path", "names") else ""
-            raise InputError(f"{name} {problem}, got {value}.{quoted}")
+            shown = f'"{value}"' if isinstance(value, str) and table[name].words else value
+            raise InputError(f"{name} {problem}, got {shown}.{quoted}")
         if kind == "path" and isinstance(value, str) and "::" in value and not value.startswith(("$", "@")):
             raise InputError(
                 f"{name} holds # or ::, which MONAI uses in configs. Give it on the command line, which is "

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: one sentence that says what is kept, then status 130 or 143; never a traceback."""
+"""How a program ends early: one sentence, for Ctrl-C and SIGTERM (status 130, 143) as for bad input (2); no traceback."""
 
 import atexit
 import contextlib
@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from types import FrameType, TracebackType
+
+from mri_alm.errors import InputError, find_cause
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _DEFAULTS = (signal.default_int_handler, signal.SIG_DFL)
@@ -48,6 +50,9 @@ class _Stop:
     def report(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if isinstance(error, KeyboardInterrupt):
             self.leave(getattr(error, "number", signal.SIGINT))
+        if cause := find_cause(error, InputError):  # of a part that MONAI makes, where no block of ours stands around
+            sys.stderr.write(f"\n{cause}\n")
+            raise SystemExit(2)
         sys.__excepthook__(kind, error, trace)
 
     def leave(self, number: int, *, at_exit: bool = True) -> None:
@@ -73,7 +78,7 @@ _stop = _Stop()
 
 
 def answer_signals(advice: str | None = None) -> None:
-    """From now on SIGINT and SIGTERM end this process in one sentence, with status 130 and 143.
+    """From now on SIGINT, SIGTERM and bad input end this process in one sentence, with status 130, 143 and 2.
 
     A signal that the caller ignores (``nohup``, a job in the background) or handles stays the caller's. A worker
     (:func:`deaf_children`) is ended by the process that started it.

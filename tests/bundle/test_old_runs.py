@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from monai.bundle import ConfigParser
+from shell import WarmPython
 from small_cohort import SETTINGS, read_rows, workflow, write_cohort
 
 from mri_alm.bundle.checkpoints import load_tensors
@@ -165,13 +165,21 @@ NOW = {
 }
 
 
-def test_a_bundle_exported_before_scores_as_then(place: Path, tmp_path: Path) -> None:
-    """By its own configs, with MONAI's own command, in an interpreter of its own."""
+def test_a_bundle_exported_before_scores_as_then(place: Path, tmp_path: Path, python: WarmPython) -> None:
+    """By its own configs, with MONAI's own command; its preprocessing is another one than today's, so it needs trust."""
     bundle = Path(shutil.copytree(BEFORE / "bundle", tmp_path / "bundle"))
     words = ["--config_file", "configs/inference.json", "--input", str(place / "cohort" / "manifest.csv")]
-    done = subprocess.run(
-        [sys.executable, "-m", "monai.bundle", "run", *words, "--output", str(tmp_path / "scores")],
-        check=False, cwd=bundle, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+
+    def run(*more: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [python.program, "-m", "monai.bundle", "run", *words, "--output", str(tmp_path / "scores"), *more],
+            check=False, cwd=bundle, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+
+    refused = run()
+    assert refused.returncode == 2
+    assert "Traceback" not in refused.stderr
+    assert "config.json differs from the shipped config in more than settings:\n  preprocessing::0" in refused.stderr
+    done = run("--trust", "True")
     assert done.returncode == 0, done.stderr
     assert same_cells(tmp_path / "scores" / "scores.csv", BEFORE / "expected" / "bundle_scores.csv")

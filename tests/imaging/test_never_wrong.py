@@ -493,7 +493,7 @@ def test_bits_that_are_not_used_may_hold_an_overlay(tmp_path, elements):
 
 
 def test_a_repeated_sign_is_no_further_bit(tmp_path):
-    signed = dict(BitsStored=12, HighBit=11, PixelRepresentation=1)
+    signed = {"BitsStored": 12, "HighBit": 11, "PixelRepresentation": 1}
     pixels = MAP_SCAN.pixels.astype(np.int16)
     pixels[:, :2] = -5
     folder = write(tmp_path, T2, HIGH, MAP_SCAN.but(pixels=pixels.view(np.uint16), elements=MAP_SCAN.elements | signed))
