@@ -32,7 +32,7 @@ class Setting:
         config: Whose setting it is: ``"prostate_alm"``, ``"inference"``, ``"cifar"`` or ``"medmnist3d"``.
         none: Whether it may be None.
         least: Of a whole number.
-        most: Of a whole number; of the voxels of a grid, which are whole numbers then; of each of several whole numbers.
+        most: Of a whole number; of a grid's voxels; of each of several whole numbers.
         words: Texts that are allowed beside the kind, such as ``auto`` of a number.
         free: Whether it may change between two starts of one run.
         private: Whether no shared file shows it: places, which name people and machines, and names of studies.
