@@ -1,4 +1,4 @@
-"""How a program ends early, for Ctrl-C and SIGTERM (status 130, 143) as for bad input (2): one sentence, no traceback."""
+"""How a program ends early: one sentence, for Ctrl-C and SIGTERM (status 130, 143) as for bad input (2)."""
 
 import atexit
 import contextlib

@@ -166,7 +166,7 @@ NOW = {
 
 
 def test_a_bundle_exported_before_scores_as_then(place: Path, tmp_path: Path, python: WarmPython) -> None:
-    """By its own configs, with MONAI's own command; it needs trust, as its preprocessing is another one than today's."""
+    """By its own configs, with MONAI's own command; with trust, as its preprocessing is another one than today's."""
     bundle = Path(shutil.copytree(BEFORE / "bundle", tmp_path / "bundle"))
     words = ["--config_file", "configs/inference.json", "--input", str(place / "cohort" / "manifest.csv")]
 
