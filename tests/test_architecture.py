@@ -215,3 +215,14 @@ def test_no_public_name_means_two_things() -> None:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(module)
     assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
+
+
+def test_the_wheel_holds_every_room_and_every_config() -> None:
+    """Its packages are listed, as the configs come from beside the package."""
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 reads no TOML")
+    built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    rooms = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "mri_alm").rglob("__init__.py")}
+    folders = {ROOT / place: name for name, place in built["package-dir"].items()}
+    assert set(built["packages"]) == rooms | set(folders.values())
+    for path in (ROOT / "configs").rglob("*.*"):
+        assert any(path.match(form) for form in built["package-data"][folders[path.parent]]), path
