@@ -15,6 +15,7 @@ from mri_alm.bundle.checkpoints import load_tensors, save_tensors
 from mri_alm.bundle.trained_run import TrainedRun
 from mri_alm.bundle.transforms import CheckedCache
 from mri_alm.errors import InputError
+from mri_alm.runtime.files import read_file
 
 
 class Made:
@@ -101,17 +102,16 @@ def test_the_weights_that_were_checked_are_those_that_are_loaded(
     run = Path(shutil.copytree(trained, tmp_path / "run"))
     weights = [run / name / "model.pt" for name in json.loads((run / "threshold.json").read_text())["checkpoints"]]
     read: list[Path] = []
-    read_bytes = Path.read_bytes
 
-    def counted(path: Path) -> bytes:
-        content = read_bytes(path)
+    def counted(path: Path, most: int) -> bytes:
+        content = read_file(path, most)
         if path in weights:
             read.append(path)
             path.write_bytes(b"another model")
         return content
 
     expected = TrainedRun(trained).ensemble().state_dict()
-    monkeypatch.setattr(Path, "read_bytes", counted)
+    monkeypatch.setattr("mri_alm.bundle.trained_run.read_file", counted)
     found = TrainedRun(run).ensemble().state_dict()
     assert read == weights
     assert all(torch.equal(found[name], value) for name, value in expected.items())

@@ -73,7 +73,11 @@ READERS: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "table": ("x.csv", read_table, "cannot be read (it is {}, no file)"),
     "digest": ("x.csv", sha256, "it is {}, no file"),
     "checkpoint": ("x.pt", load_tensors, "is no checkpoint that can be read (it is {}, no file)"),
-    "safetensors": ("x.safetensors", lambda p: load_member(nn.Linear(1, 1), p), "cannot be read as safetensors"),
+    "safetensors": (
+        "x.safetensors",
+        lambda p: load_member(nn.Linear(1, 1), p),
+        "holds no weights that can be read (it is {}, no file)",
+    ),
     "secret": ("salt", key_secret, "holds no secret for study keys"),
     "DICOM": ("x.dcm", read_dicom, "it is {}, no file"),
     "NIfTI": ("x.nii", lambda p: read_image(p, "t2"), "the .nii file is no image that can be read"),
@@ -100,10 +104,11 @@ def test_a_socket_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_an_inspected_config_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
-    (finding,) = inspect_bundle(special(tmp_path, "x.json", "pipe"))
-    assert finding.problem == "cannot be read as a config (OSError)"
+    with pytest.raises(InputError, match=r"x\.json cannot be read \(it is a named pipe, no file\)"):
+        inspect_bundle(special(tmp_path, "x.json", "pipe"))
     (beside,) = inspect_bundle(tmp_path)
-    assert beside.problem == "is a pipe, socket or device: whoever opens it may wait for ever"
+    assert beside.calls == (("file", "a pipe, socket or device, which may hang"),)
+    assert not beside.own
 
 
 def test_a_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
@@ -246,7 +251,6 @@ def test_a_field_of_another_type_is_read_as_right_or_refused_in_a_sentence(
     ("change", "message"),
     [
         ({"settings": []}, "config.json: settings must be an object, found []"),
-        ({"settings": {"spacing": [1, 1, 1]}}, "config.json, settings: size must be there, found no such field"),
         ({"versions": {"torch": 2}}, "config.json, versions: torch must be a text of 1 to 300 printable characters"),
         ({"versions": {"torch": "\x1b[2J"}}, "config.json, versions: torch must be a text"),
         ({"config": None}, "config.json: config must be an object, found null"),
@@ -261,6 +265,16 @@ def test_a_config_of_another_form_is_refused(
     for read in (read_run, TrainedRun):
         with pytest.raises(InputError, match=re.escape(message)):
             read(run)
+
+
+def test_settings_that_a_report_needs_must_be_there(trained: Path, tmp_path: Path) -> None:
+    """Scoring takes them from the config itself."""
+    run = copied(trained, tmp_path)
+    record = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(record | {"settings": {"spacing": [1, 1, 1]}}))
+    with pytest.raises(InputError, match=r"config\.json, settings: size must be there, found no such field"):
+        read_run(run)
+    assert TrainedRun(run).settings["size"] == [8, 8, 8]
 
 
 @pytest.mark.parametrize(("name", "value"), [("spacing", "1 1 1"), ("loss", "\x1b]0;x\x07"), ("validation", [1])])

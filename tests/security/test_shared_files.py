@@ -82,7 +82,7 @@ def modes(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize("mask", [0o077, 0o022, 0o000])
 def test_everybody_may_read_an_exported_bundle(trained: Path, tmp_path: Path, mask: int) -> None:
     with umask(mask):
-        export_bundle(TrainedRun(trained), tmp_path / "bundle", source=ROOT)
+        export_bundle(TrainedRun(trained), tmp_path / "bundle", licence=ROOT / "LICENSE")
     found = modes(tmp_path / "bundle")
     folders = {".", "configs", "docs", "models"}
     assert folders < found.keys()
@@ -100,7 +100,7 @@ def test_scoring_writes_nothing_into_the_model_s_folder(
     if kind == "run":
         shutil.copytree(trained, model)
     else:
-        export_bundle(TrainedRun(trained), model, source=ROOT)
+        export_bundle(TrainedRun(trained), model, licence=ROOT / "LICENSE")
     for path in (model, *model.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)  # which does not stop root: so names and times are compared too
     times = {path: path.stat().st_mtime_ns for path in (model, *model.rglob("*"))}
