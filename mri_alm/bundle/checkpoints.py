@@ -2,6 +2,8 @@
 
 import hashlib
 import io
+import pickletools
+import re
 import struct
 import zipfile
 from collections.abc import Mapping
@@ -14,6 +16,7 @@ from mri_alm.runtime.files import DamagedFileError, read_file
 
 LARGEST_WEIGHTS = 16 << 30  # bytes
 _MARK = b"sha256:"
+_OURS = re.compile(r"collections\.OrderedDict|torch\._utils\._rebuild_tensor_v2|torch\.\w+Storage")
 _LOCAL_HEADER = 30  # bytes, before an entry's name
 
 
@@ -72,7 +75,7 @@ def tensors_in(content: bytes, path: Path) -> dict[str, Any]:
     if mark == _MARK and hashlib.sha256(body).hexdigest().encode() != digest:
         raise DamagedFileError(f"{path} is damaged: its SHA-256 is not the one it was written with.")
     try:
-        problem = _packed(content)
+        problem = _packed(content) or _foreign(content)
         state = None if problem else torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except MemoryError:
         raise
@@ -82,8 +85,8 @@ def tensors_in(content: bytes, path: Path) -> dict[str, Any]:
         ) from error
     if problem:
         raise DamagedFileError(
-            f"{path} is no checkpoint of this project: its archive {problem}, which PyTorch never writes and which "
-            "could fill the memory. Do not trust where it came from; restore or delete it."
+            f"{path} is no checkpoint of this project: its archive {problem}, which could fill the memory or run code. "
+            "Do not trust where it came from; restore or delete it."
         )
     if not isinstance(state, dict):
         raise InputError(f"{path} holds a {type(state).__name__}, not a checkpoint of this project.")
@@ -109,6 +112,22 @@ def _packed(content: bytes) -> str:
     if len({entry.filename for entry in entries}) < len(entries):
         return "holds two entries of one name"
     return "" if not entries or entries[0].header_offset == 0 else "begins behind other bytes"
+
+
+def _foreign(content: bytes) -> str:
+    """What a file names that none of ours does, or nothing.
+
+    ``weights_only`` allows more than tensors: ``bytearray`` and others that make as many bytes as a number asks for.
+    """
+    if not content.startswith(b"PK\x03\x04"):
+        return ""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        pickles = [archive.read(name) for name in archive.namelist() if name.endswith(".pkl")]
+    for code, argument, _ in (step for one in pickles for step in pickletools.genops(one)):
+        named = str(argument).replace(" ", ".") if code.name in ("GLOBAL", "INST") else code.name
+        if code.name in ("STACK_GLOBAL", "EXT1", "EXT2", "EXT4") or ("." in named and not _OURS.fullmatch(named)):
+            return f"names {named}"
+    return ""
 
 
 def is_intact(path: Path) -> bool:

@@ -13,19 +13,17 @@ from monai.bundle import ConfigParser
 
 from mri_alm.bundle.export import inference_config
 from mri_alm.bundle.run_folder import RunFolder
-from mri_alm.bundle.shipped import FORMS, configs_folder, differences, settings_in, shipped_config
+from mri_alm.bundle.settings import PRIVATE_SETTINGS
+from mri_alm.bundle.shipped import FORMS, check_bounds, configs_folder, differences, settings_in, shipped_config
 from mri_alm.bundle.trained_run import TrainedRun
 from mri_alm.errors import InputError
-from mri_alm.runtime.files import read_file
+from mri_alm.runtime.files import read_file, shown
 
 CONFIGS = (".json", ".yaml", ".yml")
-PROGRAMS = {
-    **dict.fromkeys((".dll", ".egg", ".pth", ".py", ".pyc", ".pyd", ".pyw", ".pyz", ".so", ".whl", ".zip"), "code"),
-    **dict.fromkeys((".joblib", ".pickle", ".pkl"), "a pickle, which runs code when it is read"),
-    **dict.fromkeys((".ts", ".onnx"), "a network with its program, which is not looked into"),
-    **dict.fromkeys((".conf", ".ini", ".cfg"), "a configuration, which Python's logging would evaluate"),
-}
-LARGEST, MOST = 1 << 24, 200_000  # bytes of a file; values in it, aliases of YAML counted each time
+DATA = (".csv", ".html", ".jpg", ".md", ".png", ".pt", ".safetensors")
+_EVENTS = "events.out.tfevents."
+LARGEST = 1 << 18  # bytes of a config; of MONAI's zoo the largest has a fifth
+_NOT_THE_SENDERS = ("allow_outside_paths", "trust")  # as the private settings: for the one to choose who runs it
 
 
 @dataclass(frozen=True)
@@ -61,16 +59,23 @@ def inspect_bundle(place: Path) -> list[InspectedFile]:
         return [_config(place, place.parent)]
     found = []
     for path in sorted(path for path in place.rglob("*") if path.is_symlink() or not path.is_dir()):
-        name, ending = str(path.relative_to(place)), path.suffix.lower()
+        name, ending = _text(str(path.relative_to(place)))[1:-1], path.suffix.lower()
         if path.is_symlink():
-            found.append(InspectedFile(name, False, {}, calls=(("file", f"a link to {path.readlink()}"),)))
+            found.append(_file(name, _text(f"a link to {path.readlink()}")[1:-1]))
         elif ending in CONFIGS and path.is_file():
             found.append(_config(path, place))
         elif not path.is_file():
-            found.append(InspectedFile(name, False, {}, calls=(("file", "a pipe, socket or device, which may hang"),)))
-        elif ending in PROGRAMS and not _is_shipped(path):
-            found.append(InspectedFile(name, False, {}, calls=(("file", PROGRAMS[ending]),)))
-    return [file for file in found if file.own or file.differences or file.calls]
+            found.append(_file(name, "a pipe, socket or device, which may hang"))
+        elif not (ending in DATA or path.name == "LICENSE" or path.name.startswith(_EVENTS) or _is_shipped(path)):
+            found.append(_file(name, "no data of a run: Python or MONAI may run it"))
+    found = [file for file in found if file.own or file.differences or file.calls]
+    if not found:
+        raise InputError(f"{place} holds no config and nothing that runs. Give the folder of a bundle or a run.")
+    return found
+
+
+def _file(name: str, what: str) -> InspectedFile:
+    return InspectedFile(name, False, {}, calls=(("file", what),))
 
 
 def _is_shipped(path: Path) -> bool:
@@ -82,11 +87,12 @@ def _is_shipped(path: Path) -> bool:
 
 
 def _config(path: Path, root: Path) -> InspectedFile:
-    name, content = str(path.relative_to(root)), _read(path)
+    name, content = _text(str(path.relative_to(root)))[1:-1], _read(path)
     try:
-        calls = tuple(_calls(content))
-    except RecursionError:
-        raise InputError(f"{path} is nested too deeply for a config.") from None
+        check_bounds(content)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    calls = tuple(_calls(content))
     forms = list(_forms(path, content)) if calls else []
     if not forms:
         return InspectedFile(name, False, {}, calls=calls)
@@ -94,8 +100,9 @@ def _config(path: Path, root: Path) -> InspectedFile:
     if lines := differences(config, shipped):
         return InspectedFile(name, False, {}, tuple(line.strip() for line in lines), calls)
     chosen = {key: value for key, value in settings_in(config, shipped).items() if shipped[key] != value}
-    if chosen.get("trust"):
-        return InspectedFile(name, False, {}, ("trust: true, which is for the one to say who runs it",), calls)
+    if "trained" in shipped and (taken := chosen.keys() & {*PRIVATE_SETTINGS, *_NOT_THE_SENDERS}):
+        lines = [f"{key}: {shown(chosen[key])}, which is for the one to say who runs it" for key in sorted(taken)]
+        return InspectedFile(name, False, {}, tuple(lines), calls)
     return InspectedFile(name, True, chosen)
 
 
@@ -126,21 +133,22 @@ def _read(path: Path) -> Any:
         raise InputError(f"{path} is no config that MONAI could read ({type(error).__name__}).") from error
 
 
-def _calls(node: Any, place: str = "", seen: list[int] | None = None) -> Iterator[tuple[str, str]]:
+def _calls(node: Any, place: str = "") -> Iterator[tuple[str, str]]:
     """Everything in a config that MONAI would call, evaluate or read."""
-    seen = seen if seen is not None else [0]
-    seen[0] += 1
-    if seen[0] > MOST:
-        raise InputError(f"A config holds more than {MOST} values, and no config does. It was not read to its end.")
     if isinstance(node, dict):
         for key, value in node.items():
             inner = f"{place}::{key}".lstrip(":")
-            if str(key).endswith("_target_"):  # also of +_target_, which MONAI merges
-                yield inner, json.dumps(value)
+            if key.endswith("_target_"):  # also of +_target_, which MONAI merges
+                yield _text(inner)[1:-1], _text(value)
             else:
-                yield from _calls(value, inner, seen)
+                yield from _calls(value, inner)
     elif isinstance(node, (list, tuple)):
         for number, value in enumerate(node):
-            yield from _calls(value, f"{place}::{number}".lstrip(":"), seen)
+            yield from _calls(value, f"{place}::{number}".lstrip(":"))
     elif isinstance(node, str) and node[:1] in ("$", "%"):
-        yield place, json.dumps(node)
+        yield _text(place)[1:-1], _text(node)
+
+
+def _text(value: Any) -> str:
+    """In one line that a terminal only prints; YAML also has dates."""
+    return json.dumps(value, default=str)

@@ -117,6 +117,7 @@ def _defined(name: str) -> str:
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             found = resolve_name(name)
-        except (ImportError, AttributeError, ValueError):
+            place = f"{found.__module__}.{found.__qualname__}"
+            return place if resolve_name(place) is found else name  # a wrapped function has the name of another one
+        except Exception:  # whatever the attributes of strangers' names raise
             return name
-    return f"{found.__module__}.{found.__qualname__}" if hasattr(found, "__qualname__") else name

@@ -19,6 +19,7 @@ from mri_alm.runtime.tables import read_table
 
 _SPLIT = re.compile(r"split_\d{1,6}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+LARGEST_CONFIG = 1 << 20  # bytes; those of this project have 20,000
 _NEEDED = {"spacing", "size"}  # settings that a score's picture and a bundle's card are made with
 
 
@@ -97,7 +98,7 @@ class RunFolder:
             DamagedFileError: If it is not what was written.
             FileNotFoundError: If there is none.
         """
-        fields = Fields(str(self.config), read_json(self.config))
+        fields = Fields(str(self.config), read_json(self.config, most=LARGEST_CONFIG))
         versions = fields.object("versions")
         for name in versions.content:
             versions.text(name)

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ class Setting:
         config: Whose setting it is: ``"prostate_alm"``, ``"inference"``, ``"cifar"`` or ``"medmnist3d"``.
         none: Whether it may be None.
         least: Of a whole number.
-        most: Of a whole number; of a grid's voxels; of each of several whole numbers.
+        most: Of a whole number; of a grid's voxels; of the weights between stages.
         words: Texts that are allowed beside the kind, such as ``auto`` of a number.
         free: Whether it may change between two starts of one run.
         private: Whether no shared file shows it: places, which name people and machines, and names of studies.
@@ -74,8 +75,14 @@ class Setting:
         """The same of numbers that are more than any machine here could hold."""
         if self.kind == "triple" and self.most and (math.prod(value) > self.most or any(v % 1 for v in value)):
             return f"must be whole numbers, and together at most {self.most} voxels"
-        if self.kind == "wholes" and self.most and (len(value) > MOST_STAGES or max(value, default=1) > self.most):
-            return f"must be at most {MOST_STAGES} numbers, and each at most {self.most}"
+        if self.kind == "triple" and not self.most and not all(0.05 <= v <= 100 for v in value):
+            return "must be from 0.05 to 100 millimetres"
+        if (
+            self.kind == "wholes"
+            and self.most
+            and (len(value) > MOST_STAGES or sum(a * b for a, b in pairwise([1, *value])) > self.most)
+        ):
+            return f"must be at most {MOST_STAGES} numbers, the products of neighbours together at most {self.most}"
         return ""
 
     def typed(self, word: str, value: Any) -> Any:

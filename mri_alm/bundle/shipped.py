@@ -25,6 +25,7 @@ FORMS = (  # config files that make a run together
     ("cifar10_longtail",), ("cifar10_longtail", "cifar100_longtail"), ("medmnist3d",),
 )  # fmt: skip
 _DEVICE = re.compile(r"(\$torch\.device\('(cpu|cuda|cuda:\d{1,3}|mps)'\)|cpu|cuda|cuda:\d{1,3}|mps)")
+MOST_VALUES, DEEPEST = 20_000, 40  # the largest shipped config has some 600 values, 8 levels deep
 _SHOWN, _LONGEST = 20, 160
 _ABSENT = object()
 
@@ -72,18 +73,41 @@ def differences(config: Mapping[str, Any], shipped: Mapping[str, Any]) -> list[s
         config: Of a run, macros resolved, or of a file as it is.
         shipped: What it is compared with.
     """
-    theirs = current_names({name: value for name, value in config.items() if name != "_meta_"})
+    check_bounds(config)
+    theirs = current_names(config)
     several = shipped_config("multi_gpu")
     lines: list[str] = []
     for name in sorted({*theirs, *shipped}):
-        value, own = theirs.get(name), shipped.get(name)  # a top-level null is as good as nothing
+        value, own = theirs.get(name), shipped.get(name)
         if name in SETTINGS and name in shipped:
             lines += _setting_problem(name, value, own) if name in theirs else []
         elif name == "device" and isinstance(value, str) and _DEVICE.fullmatch(value):
             continue
+        elif name not in shipped and name not in several:  # null too: MONAI reaches inside with a::b, and + merges
+            lines.append(f"  {_shown(name)[1:-1]}: nothing -> {_shown(value)}")
         elif not (name in several and value == several[name]) and not same_part(name, value, own):
             lines += _apart(name, canonical(own), canonical(value))
     return lines
+
+
+def check_bounds(config: Any) -> None:
+    """Refuse what no config is: nested too deeply, of too many values, with keys that are no texts.
+
+    Raises:
+        InputError: Before anything is compared, which takes a time for each value.
+    """
+    level, count = [config], 0
+    for _ in range(DEEPEST):
+        if any(isinstance(node, dict) and not all(isinstance(key, str) for key in node) for node in level):
+            raise InputError("A config's keys must be texts, and one of these is none.")
+        parts = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, (dict, list))]
+        count += len(level)
+        if count + sum(map(len, parts)) > MOST_VALUES:
+            raise InputError(f"A config holds more than {MOST_VALUES} values, and none of these is so large.")
+        level = [value for part in parts for value in part]
+        if not level:
+            return
+    raise InputError(f"A config is nested too deeply: more than {DEEPEST} levels.")
 
 
 def settings_in(config: Mapping[str, Any], shipped: Mapping[str, Any]) -> dict[str, Any]:

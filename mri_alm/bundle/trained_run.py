@@ -26,7 +26,7 @@ from mri_alm.bundle.shipped import differences, refuse_code, settings_in, shippe
 from mri_alm.cohort.protocol import BELOW_GATE, quality_of, training_note, unlike
 from mri_alm.errors import InputError
 from mri_alm.metrics.threshold import OperatingPoint
-from mri_alm.runtime.files import read_file
+from mri_alm.runtime.files import read_file, shown
 
 logger = logging.getLogger("mri_alm")
 
@@ -105,8 +105,19 @@ class TrainedRun:
         return self.run.path
 
     def network(self) -> nn.Module:
-        """One member without trained weights."""
-        network: nn.Module = self.parser.get_parsed_content("network_def")
+        """One member without trained weights.
+
+        Raises:
+            InputError: If the settings give none, such as a normalisation that MONAI does not know.
+        """
+        try:
+            network: nn.Module = self.parser.get_parsed_content("network_def")
+        except (RuntimeError, TypeError, ValueError) as error:  # MONAI wraps what a component raises
+            cause = error.__cause__ or error
+            raise InputError(
+                f"{self.run.config}: no network can be made of these settings ({type(cause).__name__}: "
+                f"{shown(str(cause))}). Look at features, norm, dropout and loss."
+            ) from error
         return network
 
     def ensemble(self) -> Ensemble:

@@ -168,7 +168,8 @@ def _study(
 
 def _is_file_name(text: str) -> bool:
     """Whether a study's name can begin a file's name: printable, no way to another folder, no hidden file."""
-    return 0 < len(text) <= 100 and text.isprintable() and not set(text) & set("/\\") and not text.startswith(".")
+    short = 0 < len(text) <= 100 and len(text.encode(errors="replace")) <= 200  # a file's name has 255 bytes at most
+    return short and text.isprintable() and not set(text) & set("/\\") and not text.startswith(".")
 
 
 def _wrong_path(column: str, path: Path, folder: Path, *, allow_outside_paths: bool) -> str:

@@ -1,6 +1,7 @@
 """An evaluation written down: JSON, tables, and one HTML file that needs nothing else, not even a network."""
 
 import base64
+import contextlib
 import io
 import warnings
 from collections.abc import Iterable
@@ -167,9 +168,10 @@ def pictures_beside(folder: Path, studies: Iterable[str]) -> dict[str, bytes]:
     found = {}
     for study in studies:
         for path in (folder / f"{study}.png", folder / study / "qc.jpg"):
-            if path.resolve().is_relative_to(folder.resolve()) and path.exists():
-                found[study] = _made_small(path)
-                break
+            with contextlib.suppress(OSError):  # of a study whose name no file can have
+                if path.resolve().is_relative_to(folder.resolve()) and path.exists():
+                    found[study] = _made_small(path)
+                    break
     return found
 
 

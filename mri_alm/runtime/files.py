@@ -88,7 +88,7 @@ def read_file(path: Path, most: int) -> bytes:
     return content
 
 
-def read_json(path: Path, kind: type | tuple[type, ...] = dict) -> Any:
+def read_json(path: Path, kind: type | tuple[type, ...] = dict, *, most: int = LARGEST_JSON) -> Any:
     """The JSON object that :func:`write_json` wrote; of files that others made, a list or either may be asked for.
 
     Every number in it is finite, no key stands twice, and every text can be written, but for parts of file names that
@@ -101,7 +101,7 @@ def read_json(path: Path, kind: type | tuple[type, ...] = dict) -> Any:
     """
     try:
         found = json.loads(
-            read_file(path, LARGEST_JSON).decode(),
+            read_file(path, most).decode(),
             parse_constant=_number,
             parse_float=_number,
             parse_int=_whole,

@@ -266,6 +266,20 @@ def test_an_archive_that_stores_its_entries_is_read(tmp_path: Path) -> None:
     assert load_tensors(repacked(tmp_path / "x.pt"))["model"]["weight"].shape == (2_000_000,)
 
 
+class Asks:
+    """Unpickling this makes as many bytes as it says, which ``weights_only`` allows."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return bytearray, (3_000_000_000,)
+
+
+def test_a_file_that_asks_for_gigabytes_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    torch.save({"model": Asks()}, tmp_path / "x.pt")
+    assert (tmp_path / "x.pt").stat().st_size < 2000
+    with pytest.raises(DamagedFileError, match=r"names __builtin__\.bytearray, which could fill the memory"):
+        load_tensors(tmp_path / "x.pt")
+
+
 def test_entries_that_share_bytes_are_refused(tmp_path: Path) -> None:
     """The central directory of a zip archive may name one tensor's bytes a thousand times."""
     path = tmp_path / "x.pt"
