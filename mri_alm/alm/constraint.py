@@ -265,6 +265,7 @@ class Violations:
         owner: ``(K,)`` int64, the position in the batch of the sample that owns each constraint; ``(K, 2)``, critical
             sample and negative, for constraints per pair.
         normaliser: The term's ``|p||n|``, 1 at least; ``|p|`` with the mean normalisation.
+        slack: What each q may be: a constraint holds where ``q <= slack``. The constraint's ``tolerance`` times |n|.
         active: Whether the batch has both classes, so that q means something.
         score: What was compared, of the batch's own samples, as :func:`mri_alm.alm.class_scores` gives it.
     """
@@ -272,6 +273,7 @@ class Violations:
     q: Tensor
     owner: Tensor
     normaliser: int
+    slack: float
     active: bool
     score: Tensor
 
@@ -292,6 +294,8 @@ class RankingConstraint:
         per: Who owns a constraint: every ``"positive"`` (the method), every ``"negative"`` or every ``"pair"`` (section
             3.2's comparison, binary only).
         scale: LDAM's factor on its cosines; 1 for all other losses.
+        tolerance: e >= 0, in units of the score: the constraint is ``q_j <= e |n|``, so that a sample may lack the
+            margin by e on average over the others. 0 (the paper): q_j = 0.
 
     Raises:
         InputError: If a value is out of its range, or options contradict one another.
@@ -305,6 +309,7 @@ class RankingConstraint:
     between_critical: bool = False
     per: Literal["positive", "negative", "pair"] = "positive"
     scale: float = 1.0
+    tolerance: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be meant."""
@@ -319,6 +324,8 @@ class RankingConstraint:
             )
         if not 0 < self.scale < float("inf"):
             raise InputError(f"scale must be greater than 0, got {self.scale}.")
+        if not 0 <= self.tolerance < math.inf:
+            raise InputError(f"tolerance must be 0 or more, got {self.tolerance}: it is what a mean of q may be.")
 
     def __call__(self, logits: Tensor, label: Tensor, bank: Tensor | None = None) -> Violations:
         """The constraints of a batch.
@@ -352,9 +359,10 @@ class RankingConstraint:
         pairs = int(positive.sum()) * (len(label) - int(positive.sum()))
         active = pairs > 0
         q = q.double().flatten()
+        others = max(pairs // max(owners, 1), 1)
         if self.normalisation == "paper":
-            return Violations(q, owner, max(pairs, 1), active, own)
-        return Violations(q / max(pairs // max(owners, 1), 1), owner, max(owners, 1), active, own)
+            return Violations(q, owner, max(pairs, 1), self.tolerance * others, active, own)
+        return Violations(q / others, owner, max(owners, 1), self.tolerance, active, own)
 
     def _owner(self, positive: Tensor) -> Tensor:
         rows = torch.nonzero(positive).squeeze(1)

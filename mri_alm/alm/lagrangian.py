@@ -32,25 +32,20 @@ class EpochSums(nn.Module):
         self.register_buffer("sums", torch.zeros(len(_NAMES), dtype=torch.float64), persistent=False)
 
     @torch.no_grad()
-    def add(self, logits: Tensor, base: Tensor, term: Tensor, found: Violations, *, measuring: bool) -> None:
-        """Add one batch; gradients are taken on the logits, so this costs next to nothing.
+    def add(self, base: Tensor, term: Tensor, norms: Tensor, found: Violations) -> None:
+        """Add one batch.
 
         Args:
-            logits: ``(B,)`` or ``(B, C)``, of which the others are functions.
             base: The base loss, a scalar.
-            term: The ALM term, a scalar, or with ``measuring`` what would be it for mu = 1.
+            term: The ALM term, a float64 scalar; zero while it is only measured.
+            norms: From `gradient_norms`.
             found: The batch's constraints.
-            measuring: The term is no part of the objective yet: only its gradient counts.
         """
-        norms = torch.zeros(2, dtype=torch.float64, device=logits.device)
-        if found.active and logits.requires_grad:
-            gradients = [torch.autograd.grad(part, logits, retain_graph=True)[0] for part in (base, term)]
-            norms = torch.stack([gradient.double().norm() for gradient in gradients])
-        values = torch.stack([base.detach().double(), torch.zeros_like(term) if measuring else term.detach()])
+        values = torch.stack([base.detach().double(), term])
         counts = [float(len(found.q)) * found.active, 1.0, float(found.active)]
-        satisfied = ((found.q == 0).sum() * found.active).double().view(1)
+        satisfied = ((found.q <= found.slack).sum() * found.active).double().view(1)
         self.sums += torch.cat(
-            [values, norms, satisfied, torch.tensor(counts, dtype=torch.float64, device=logits.device)]
+            [values, norms, satisfied, torch.tensor(counts, dtype=torch.float64, device=norms.device)]
         )
 
     def take(self) -> dict[str, float]:
@@ -58,6 +53,24 @@ class EpochSums(nn.Module):
         values = self.sums.tolist()
         self.sums.zero_()
         return dict(zip(_NAMES, values, strict=True))
+
+
+def gradient_norms(logits: Tensor, base: Tensor, term: Tensor, *, active: bool) -> Tensor:
+    """Norms of the gradients of both parts of a batch; on the logits, so this costs next to nothing.
+
+    Args:
+        logits: ``(B,)`` or ``(B, C)``, of which the others are functions.
+        base: The base loss, a scalar.
+        term: The ALM term, a scalar.
+        active: Whether the batch has both classes.
+
+    Returns:
+        ``(2,)`` float64, the base loss's and the term's; zeros where the batch is not active or nothing is trained.
+    """
+    if not (active and logits.requires_grad):
+        return torch.zeros(2, dtype=torch.float64, device=logits.device)
+    gradients = [torch.autograd.grad(part, logits, retain_graph=True)[0] for part in (base, term)]
+    return torch.stack([gradient.double().norm() for gradient in gradients])
 
 
 def averages(sums: dict[str, float], *, measuring: bool) -> dict[str, float]:
@@ -97,7 +110,9 @@ class AugmentedLagrangian(nn.Module):
         num_samples: Number of samples of the cohort; sample indices lie in ``[0, num_samples)``.
         mu: Initial penalty mu0 >= 0. Zero trains the base loss alone. ``"auto"`` trains the first epoch on the base
             loss alone and measures it; mu0 is then set so that the ALM term's gradient on the logits starts at
-            the schedule's ``auto_ratio`` times the base loss's.
+            the schedule's ``auto_ratio`` times the base loss's. ``"auto_run"`` does so too, and from then on mu and all
+            multipliers are scaled after every epoch so that ``auto_ratio`` is the mean over the epochs, whatever the
+            multipliers do; by at most 2 upwards, and never so that mu exceeds the schedule's cap.
         constraint: What is compared, by which margin. Default: the paper's binary constraint, delta 0.25.
         schedule: When mu grows.
         constraints_in_gradient: ``"all"`` constraints of a batch reach the gradient; ``"last"``: only the last one,
@@ -108,6 +123,16 @@ class AugmentedLagrangian(nn.Module):
         negative_bank: Keep the scores of this many earlier negatives, without gradient, as further negatives of every
             batch. The quadratic term over a small batch overestimates (by the variance of the sum); a bank
             of N scores makes it nearly that of a batch of N, with scores that are some steps old. Binary, per positive.
+        dual_rate: Step of the multipliers in place of mu, >= 0; None (the paper): mu. They stay while mu is zero.
+        dual_decay: Share in [0, 1] of itself that a multiplier loses when it moves: ``lambda <- (1 - decay) lambda +
+            rate q``, which is at most rate q / decay for the largest q seen. 0 (the paper): none.
+        gradient_cap: In no batch is the term's gradient on the logits larger than this times the base loss's, > 0: the
+            term is scaled down. None (the paper): no cap. Multipliers move as without it.
+
+    With the constraint's ``tolerance`` e the constraints are the inequalities r_j = q_j - e |n| <= 0, and the term is
+    their augmented Lagrangian: s_j = max(r_j, -lambda_j / mu) stands for q_j, whose gradient is [lambda_j + mu r_j]_+
+    times q_j's, and multipliers can fall: ``lambda <- [(1 - decay) lambda + rate r]_+``. As a violation is never
+    negative, e = 0 is the paper's.
 
     Raises:
         InputError: If an argument is out of its range.
@@ -127,6 +152,7 @@ class AugmentedLagrangian(nn.Module):
     negatives: Tensor
     _visits: Tensor
     _late: Tensor
+    ratios: Tensor
     row: Tensor
 
     def __init__(
@@ -134,35 +160,35 @@ class AugmentedLagrangian(nn.Module):
         base: nn.Module,
         num_samples: int,
         *,
-        mu: float | Literal["auto"] = 1e-5,
+        mu: float | Literal["auto", "auto_run"] = 1e-5,
         constraint: RankingConstraint | None = None,
         schedule: MuSchedule | None = None,
         constraints_in_gradient: Literal["all", "last"] = "all",
         dual_update: Literal["per_visit", "per_epoch"] = "per_visit",
         negative_bank: int = 0,
+        dual_rate: float | None = None,
+        dual_decay: float = 0.0,
+        gradient_cap: float | None = None,
     ) -> None:
         super().__init__()
         self.constraint, self.schedule = constraint or RankingConstraint(), schedule or MuSchedule()
         check_mu(mu)
-        if negative_bank < 0 or (
-            negative_bank and (self.constraint.critical is not None or self.constraint.per != "positive")
-        ):
-            raise InputError(
-                f"negative_bank must be 0 or more, and 0 unless constraints are binary per positive, "
-                f"got {negative_bank}."
-            )
+        _check_bank(negative_bank, self.constraint)
         if num_samples < 1:
             raise InputError(f"num_samples must be 1 or more, got {num_samples}.")
+        _check_dual(dual_rate, dual_decay, gradient_cap)
         one_of("constraints_in_gradient", constraints_in_gradient, ("all", "last"))
         one_of("dual_update", dual_update, ("per_visit", "per_epoch"))
         self.base = base
         self.constraints_in_gradient, self.dual_update = constraints_in_gradient, dual_update
         self.num_samples = num_samples
-        mu0 = float("nan") if mu == "auto" else float(mu)  # NaN: to be measured in the first epoch
+        self.dual_rate, self.dual_decay, self.gradient_cap = dual_rate, dual_decay, gradient_cap
+        self.held = mu == "auto_run"
+        mu0 = float("nan") if isinstance(mu, str) else float(mu)  # NaN: to be measured in the first epoch
         pairs = self.constraint.per == "pair"  # multipliers come with their positives, see _keys
         slots = 0 if pairs else num_samples
         self.register_buffer("multipliers", torch.zeros(slots, dtype=torch.float64))
-        self.register_buffer("mu", torch.tensor(0.0 if mu == "auto" else mu0, dtype=torch.float64))
+        self.register_buffer("mu", torch.tensor(0.0 if isinstance(mu, str) else mu0, dtype=torch.float64))
         self.register_buffer("mu0", torch.tensor(mu0, dtype=torch.float64))
         self.register_buffer("epoch", torch.tensor(0))
         self.register_buffer("previous_metric", torch.tensor(float("nan"), dtype=torch.float64))
@@ -173,9 +199,10 @@ class AugmentedLagrangian(nn.Module):
         )  # newest last
         self.register_buffer("_visits", torch.zeros(slots, dtype=torch.int32), persistent=False)
         self.register_buffer("_late", torch.zeros(slots, dtype=torch.float64), persistent=False)
+        self.register_buffer("ratios", torch.zeros(2, dtype=torch.float64), persistent=self.held)  # sum, epochs
         self.register_buffer("row", torch.full((num_samples if pairs else 0,), -1), persistent=pairs)
         self._sums = EpochSums()
-        self._pending: tuple[Tensor, Tensor] | None = None
+        self._pending: tuple[Tensor, Tensor, bool] | None = None
 
     def forward(self, logits: Tensor, label: Tensor, index: Tensor) -> Tensor:
         """Objective of one batch, and the violations remembered for :meth:`dual_step`.
@@ -198,17 +225,28 @@ class AugmentedLagrangian(nn.Module):
             base = self.base(logits, label)
             found = self.constraint(logits, label, self._bank(logits))
             key = self._keys(index[found.owner])
-            acting = slice(-1, None) if self.constraints_in_gradient == "last" else slice(None)
-            q = found.q[acting]
-            quadratic = (q * q).sum() / (2 * found.normaliser)
-            term = self.mu * quadratic + (self.multipliers[key[acting]] * q).sum() / found.normaliser
+            quadratic, linear = self._parts(found, key)
+            term = self.mu * quadratic + linear
             if self.training and torch.is_grad_enabled():
-                self._pending = (key, found.q.detach())
+                self._pending = (key, found.q.detach() - found.slack, found.active)
                 part = quadratic if self._measuring else term
-                self._sums.add(logits, base, part, found, measuring=self._measuring)
+                norms = gradient_norms(logits, base, part, active=found.active)
+                if self.gradient_cap is not None and not self._measuring:
+                    most = self.gradient_cap * norms[0]
+                    term = torch.where(norms[1] > most, most / norms[1], 1.0) * term
+                    norms = torch.stack([norms[0], torch.minimum(norms[1], most)])
+                self._sums.add(base, torch.zeros_like(term) if self._measuring else term.detach(), norms, found)
                 if len(self.negatives):
                     self._remember(found.score.detach()[label == 0])
             return cast(Tensor, base + term.to(base.dtype))
+
+    def _parts(self, found: Violations, key: Tensor) -> tuple[Tensor, Tensor]:
+        """The quadratic part of the term, for mu = 1, and the linear one."""
+        acting = slice(-1, None) if self.constraints_in_gradient == "last" else slice(None)
+        multiplier = self.multipliers[key[acting]]
+        floor = -multiplier / self.mu.clamp(min=torch.finfo(torch.float64).tiny)
+        s = torch.maximum(found.q[acting] - found.slack, floor)  # found.q itself without a tolerance
+        return (s * s).sum() / (2 * found.normaliser), (multiplier * s).sum() / found.normaliser
 
     @torch.no_grad()
     def diagnose(self, logits: Tensor, label: Tensor) -> dict[str, float]:
@@ -220,7 +258,8 @@ class AugmentedLagrangian(nn.Module):
 
         Returns:
             ``loss`` (base loss), ``violation`` (mean of q_j / \|n\|, in units of the score: 0 when all critical
-            samples win by the margin) and ``satisfied`` (share with q_j = 0); the latter two 0 without both classes.
+            samples win by the margin) and ``satisfied`` (share with q_j = 0, or within the tolerance); the latter two 0
+            without both classes.
         """
         logits, label = self._tensors(logits, label)
         found = self.constraint(logits, label)
@@ -229,15 +268,16 @@ class AugmentedLagrangian(nn.Module):
         return {
             "loss": float(self.base(logits, label)),
             "violation": float(mean) if found.active else 0.0,
-            "satisfied": float((found.q == 0).sum() / count) if found.active else 0.0,
+            "satisfied": float((found.q <= found.slack).sum() / count) if found.active else 0.0,
         }
 
     @torch.no_grad()
     def dual_step(self, *, skip: bool = False) -> None:
         """lambda_j += mu q_j for the last batch (Algorithm 1, line 7); call after the optimiser step.
 
-        q is that of the forward pass, before the optimiser moved the weights. Does nothing when q was not finite, or
-        the schedule lets the multipliers rest.
+        In general lambda_j <- [(1 - dual_decay) lambda_j + rate (q_j - slack)]_+, once a batch that has the sample; if
+        it has it twice, with the sum of both steps. q is that of the forward pass, before the optimiser moved the
+        weights. Does nothing when q was not finite, or the schedule lets the multipliers rest.
 
         Args:
             skip: The optimiser did not step (a gradient scaler found an infinity): the multipliers stay as well.
@@ -245,31 +285,38 @@ class AugmentedLagrangian(nn.Module):
         pending, self._pending = self._pending, None
         if pending is None or skip:
             return
-        key, q = pending
-        finite = torch.isfinite(q).all()
-        q = torch.where(finite & ~self.resting, q, 0.0)
+        key, excess, active = pending
+        finite = torch.isfinite(excess).all()
+        moves = finite & ~self.resting & active
+        step = torch.where(moves, excess, 0.0)
         if self.dual_update == "per_epoch":
-            self._late.index_add_(0, key, q)
+            self._late.index_add_(0, key, step)
         else:
-            self.multipliers.index_add_(0, key, self.mu * q)
+            self.multipliers[key] *= 1 - self.dual_decay * moves.double()
+            self.multipliers.index_add_(0, key, self._rate * step)
+            self.multipliers[key] = self.multipliers[key].relu()
         self._visits.index_add_(0, key, finite.to(torch.int32).expand(len(key)))
 
-    def end_epoch(self, metric: float) -> dict[str, float]:
-        """Close an epoch: report what the constraint did, then let mu follow the validation metric.
+    def end_epoch(self, metric: float, violation: float | None = None) -> dict[str, float]:
+        """Close an epoch: report what the constraint did, then let mu follow the validation metric, or violation.
 
         Args:
             metric: Validation metric, larger is better (the paper: AUC). NaN lets mu rest; ``mu="auto"`` is still
                 measured after the first epoch.
+            violation: Of the validation set, from :meth:`diagnose`; needed with the schedule's ``growth="violation"``.
 
         Returns:
             ``base_loss`` and ``alm_term`` (mean over batches), ``gradient_ratio`` (norm of the ALM term's gradient
             on the logits over the base loss's, on batches with both classes), ``satisfied`` (share of their
-            constraints with q = 0), ``lambda_mean`` and ``lambda_max`` (over the positives seen), ``mu`` (of the
-            epoch that ended), ``mu_next``, ``batches_without_positives`` (or without negatives).
+            constraints with q = 0, or within the tolerance), ``lambda_mean`` and ``lambda_max`` (over the positives
+            seen), ``mu`` (of the epoch that ended), ``mu_next``, ``batches_without_positives`` (or without negatives).
+
+        Raises:
+            InputError: If mu follows the violation and ``violation`` is None.
         """
+        value = self.schedule.value(metric, violation, self.constraint.tolerance)
         if self.dual_update == "per_epoch":
-            self.multipliers += self.mu * self._late / self._visits.clamp(min=1)
-            self._late.zero_()
+            self._move_once()
         sums, seen = self._sums.take(), self.multipliers[self._visits > 0]
         report = averages(sums, measuring=self._measuring) | {
             "lambda_mean": float(seen.mean()) if len(seen) else 0.0,
@@ -281,18 +328,42 @@ class AugmentedLagrangian(nn.Module):
         if self._measuring:
             self._set_mu0(ratio(sums["base_gradient"], sums["alm_gradient"]) * self.schedule.auto_ratio)
         else:
-            self._grow(metric)
-        if not math.isnan(metric):
-            self.previous_metric.fill_(metric)
+            self._grow(metric, value)
+            self._hold(report["gradient_ratio"])
+        if not math.isnan(value):
+            self.previous_metric.fill_(value)
         self._visits.zero_()
         return {**report, "mu_next": float(self.mu)}
 
-    def _grow(self, metric: float) -> None:
+    def _move_once(self) -> None:
+        """The step of all multipliers whose samples were visited in the epoch."""
+        moves = (self._visits > 0) & ~self.resting
+        step = self._rate * self._late / self._visits.clamp(min=1)
+        self.multipliers.copy_(((1 - self.dual_decay * moves.double()) * self.multipliers + step).relu())
+        self._late.zero_()
+
+    @property
+    def _rate(self) -> Tensor:
+        return self.mu if self.dual_rate is None else self.dual_rate * (self.mu > 0).double()
+
+    def _hold(self, achieved: float) -> None:
+        """With ``auto_run``: scale the term, so that the epochs' mean gradient ratio is the schedule's."""
+        if not self.held or bool(self.resting) or not achieved > 0:
+            return
+        self.ratios += self.ratios.new_tensor([achieved, 1.0])
+        total, epochs = self.ratios.tolist()
+        share = self.schedule.auto_ratio
+        wanted = min(max(share * (epochs + 1) - total, share / 2), 2 * share)
+        factor = min(wanted / achieved, 2.0, self.schedule.ceiling(float(self.mu0)) / float(self.mu))
+        self.mu *= factor
+        self.multipliers *= factor
+
+    def _grow(self, metric: float, value: float) -> None:
         if self.schedule.stop_at_one and metric >= 1:
             self.frozen.fill_(True)
-        if math.isnan(metric) or bool(self.frozen | self.resting):
+        if math.isnan(value) or bool(self.frozen | self.resting):
             return
-        if self.schedule.grows(int(self.epoch), metric, float(self.previous_metric)):
+        if self.schedule.grows(int(self.epoch), value, float(self.previous_metric)):
             self.mu.copy_((self.mu * self.schedule.rho).clamp(max=self.schedule.ceiling(float(self.mu0))))
 
     @property
@@ -300,6 +371,9 @@ class AugmentedLagrangian(nn.Module):
         return bool(torch.isnan(self.mu0))
 
     def _set_mu0(self, value: float) -> None:
+        visits = self._visits[self._visits > 0].double()
+        if self.held and self.dual_update == "per_visit" and self.dual_rate is None and len(visits):
+            value /= (1 + float(visits.mean())) / 2  # mu q (1 + v) at visit v: its mean over the epoch's visits
         if 0 < value < float("inf"):  # zero when no constraint was violated yet: measure one more epoch
             self.mu0.fill_(value)
             self.mu.fill_(value)
@@ -351,6 +425,22 @@ class AugmentedLagrangian(nn.Module):
     def _remember(self, negatives: Tensor) -> None:
         """Put the batch's negatives into the bank, in place of the oldest."""
         self.negatives.copy_(torch.cat([self.negatives, negatives.double()])[-len(self.negatives) :])
+
+
+def _check_bank(negative_bank: int, constraint: RankingConstraint) -> None:
+    if negative_bank < 0 or (negative_bank and (constraint.critical is not None or constraint.per != "positive")):
+        raise InputError(
+            f"negative_bank must be 0 or more, and 0 unless constraints are binary per positive, got {negative_bank}."
+        )
+
+
+def _check_dual(dual_rate: float | None, dual_decay: float, gradient_cap: float | None) -> None:
+    if dual_rate is not None and not 0 <= dual_rate < float("inf"):
+        raise InputError(f"dual_rate must be 0 or more (or None for mu), got {dual_rate}.")
+    if not 0 <= dual_decay <= 1:
+        raise InputError(f"dual_decay must lie between 0 (multipliers keep everything) and 1, got {dual_decay}.")
+    if gradient_cap is not None and not gradient_cap > 0:
+        raise InputError(f"gradient_cap must be greater than 0 (or None for no cap), got {gradient_cap}.")
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -4,22 +4,26 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mri_alm.alm.constraint import ScoreKind
-from mri_alm.errors import InputError
+from mri_alm.errors import InputError, one_of
 
 
 @dataclass(frozen=True)
 class MuSchedule:
-    """When mu grows: after an epoch whose validation metric fell (Algorithm 1, line 10).
+    """When mu grows: after an epoch whose validation metric fell (Algorithm 1, line 10), or whose violation did not.
 
     Args:
         rho: Factor of a growth step, > 1.
-        margin: The metric must fall by more than this, >= 0. The paper says "by a margin" without its size.
+        growth: ``"auc"`` (the paper): mu grows after an epoch whose validation metric fell. ``"violation"``: after one
+            whose validation violation is above the constraint's tolerance and did not fall.
+        margin: The metric must fall by more than this, >= 0; the violation too, else mu grows. The paper says "by a
+            margin" without its size.
         cap: mu never exceeds ``cap * mu0``; None (the paper) lets it grow without end; ``"official"`` (the authors'
             code) is rho^5 for mu0 < 1e-3 and rho^3 otherwise.
         start_epoch: First epoch (from 1) after which mu may grow.
         forced_epoch: Epoch after which mu grows whatever the metric did (the authors' code of 2022: 3); None: never.
         stop_at_one: Growth ends for good once the metric reaches 1 (the authors' code).
-        auto_ratio: With ``mu="auto"``, the gradient ratio at which mu0 starts; > 0.
+        auto_ratio: With ``mu="auto"``, the gradient ratio at which mu0 starts; with ``"auto_run"`` the mean over
+            the run's epochs; > 0.
         ratio_cap: After an epoch whose gradient ratio was larger, mu and the multipliers rest for an epoch, > 0; None
             (the paper): never. Multipliers do not decrease, so that over many epochs they outgrow any base loss.
     """
@@ -32,9 +36,11 @@ class MuSchedule:
     stop_at_one: bool = False
     auto_ratio: float = 0.1
     ratio_cap: float | None = None
+    growth: Literal["auc", "violation"] = "auc"
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be meant."""
+        one_of("growth", self.growth, ("auc", "violation"))
         if not self.rho > 1:
             raise InputError(f"rho must be greater than 1, got {self.rho}: mu grows by this factor.")
         if not self.margin >= 0:
@@ -49,10 +55,33 @@ class MuSchedule:
             raise InputError(f"ratio_cap must be greater than 0 (or None for no cap), got {self.ratio_cap}.")
 
     def grows(self, epoch: int, metric: float, previous: float) -> bool:
-        """Whether mu grows after ``epoch`` (from 1), given its metric and the one before (NaN when there is none)."""
+        """Whether mu grows after an epoch.
+
+        Args:
+            epoch: From 1.
+            metric: Of the epoch; with ``growth="violation"`` minus what the violation exceeds the tolerance by, <= 0.
+            previous: Of the epoch before; NaN when there is none.
+        """
         if epoch == self.forced_epoch:
             return True
+        if self.growth == "violation":
+            return epoch >= self.start_epoch and metric < 0 and metric <= previous + self.margin
         return epoch >= self.start_epoch and metric < previous - self.margin
+
+    def value(self, metric: float, violation: float | None, tolerance: float) -> float:
+        """What `grows` compares, larger is better: the metric, or minus what the violation has above the tolerance.
+
+        Raises:
+            InputError: If mu follows the violation and there is none.
+        """
+        if self.growth == "auc":
+            return metric
+        if violation is None:
+            raise InputError(
+                "growth is violation, so end_epoch needs the violation of the validation set: "
+                "end_epoch(metric, objective.diagnose(logits, label)['violation'])."
+            )
+        return -max(violation - tolerance, 0.0)
 
     def rests(self, gradient_ratio: float) -> bool:
         """Whether mu and the multipliers stay as they are in the epoch after one of that gradient ratio."""
@@ -137,8 +166,10 @@ def check_mu(mu: float | str) -> None:
     """Refuse what is no mu0.
 
     Raises:
-        InputError: Unless it is finite and >= 0, or ``"auto"``.
+        InputError: Unless it is finite and >= 0, ``"auto"`` or ``"auto_run"``.
     """
-    if mu != "auto" and not (not isinstance(mu, str) and 0 <= mu < float("inf")):
+    if mu not in ("auto", "auto_run") and not (not isinstance(mu, str) and 0 <= mu < float("inf")):
         shown = f'"{mu}"' if isinstance(mu, str) else mu
-        raise InputError(f'mu0 must be a number >= 0 or "auto", got {shown}. Zero trains the base loss alone.')
+        raise InputError(
+            f'mu0 must be a number >= 0, "auto" or "auto_run", got {shown}. Zero trains the base loss alone.'
+        )

@@ -234,7 +234,8 @@ class EpochEnd:
         if logits[0].numel() == 1:
             report["train_auc"] = auc(label.flatten().cpu().numpy(), logits.flatten().float().cpu().numpy())
         measured = objective.diagnose(*held_out)
-        return report | {f"val_{name}": value for name, value in measured.items()} | objective.end_epoch(metric)
+        report |= {f"val_{name}": value for name, value in measured.items()}
+        return report | objective.end_epoch(metric, measured["violation"])
 
     def _refuse_divergence(self, report: dict[str, float]) -> None:
         wrong = [f"{name} {value:g}" for name, value in report.items() if not math.isfinite(value)]
