@@ -24,6 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
     "mean": {"constraint": RankingConstraint(normalisation="mean")},
     "bank": {"negative_bank": 200},
     "per_epoch": {"dual_update": "per_epoch"},
+    "falling": {"dual_decay": 0.2, "gradient_cap": 0.3, "constraint": RankingConstraint(0.1, tolerance=0.05)},
     "pairwise_base": {"base": MiniBatchAUC()},
     "classes": {"base": CrossEntropy(), "constraint": RankingConstraint(0.1, critical=[2], kind=2), "columns": 3},
     "parts": {"size": 2},

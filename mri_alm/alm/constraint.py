@@ -360,9 +360,10 @@ class RankingConstraint:
         active = pairs > 0
         q = q.double().flatten()
         others = max(pairs // max(owners, 1), 1)
+        tolerance = self.tolerance * active  # without both classes there is nothing to tolerate either
         if self.normalisation == "paper":
-            return Violations(q, owner, max(pairs, 1), self.tolerance * others, active, own)
-        return Violations(q / others, owner, max(owners, 1), self.tolerance, active, own)
+            return Violations(q, owner, max(pairs, 1), tolerance * others, active, own)
+        return Violations(q / others, owner, max(owners, 1), tolerance, active, own)
 
     def _owner(self, positive: Tensor) -> Tensor:
         rows = torch.nonzero(positive).squeeze(1)

@@ -196,6 +196,10 @@ def test_a_setting_that_cannot_be_meant_is_refused_at_once(
         ({"mu0": "Auto"}, 'mu0 must be a number >= 0, "auto" or "auto_run", got "Auto"'),
         ({"rho": 0.5}, "rho must be greater than 1, got 0.5"),
         ({"mu_cap": 0.5}, "mu_cap is a multiple of mu0 and must be 1 or more"),
+        ({"dual_decay": 1.5}, "dual_decay must be a number from 0 to 1, got 1.5"),
+        ({"growth": "loss"}, 'growth must be one of auc, violation, got "loss"'),
+        ({"gradient_cap": 0}, "gradient_cap must be greater than 0 (or None for no cap), got 0"),
+        ({"tolerance": -0.1}, "tolerance must be a number, 0 or more, got -0.1"),
         ({"mu0_ratio": 0}, "mu0_ratio must be greater than 0, got 0"),
         ({"score": "logits"}, 'score must be one of probability, logit, log_odds, got "logits"'),
         ({"normalisation": "none "}, 'normalisation must be one of paper, mean, got "none "'),
@@ -261,6 +265,7 @@ def test_every_loss_trains_an_epoch(manifest: Path, tmp_path: Path, loss: str) -
         {"preset": "official_2022", "mu0": 1e-3, "loss": "s_fl"},
         {"preset": "official_head", "mu0": 1e-3, "loss": "cb_bce", "score": "probability"},
         {"ratio_cap": 0.5, "loss": "a_ml"},
+        {"mu0": "auto_run", "dual_decay": 0.1, "growth": "violation", "gradient_cap": 0.5},
         {"dual_update": "per_epoch", "negative_bank": 16, "positives_per_batch": 2, "micro_batch": 3, "patience": 1},
         {"checkpoint_rule": "last", "ema": 0.9},
         {"constraint_per": "negative", "mu0": 1e-3},
@@ -291,6 +296,14 @@ def test_a_preset_reaches_everything_it_names(manifest: Path, tmp_path: Path) ->
         1e-4,
     )
     assert parser.get_parsed_content("epoch_end").selection.rule == "official"
+
+
+def test_settings_of_the_multipliers_arrive(manifest: Path, tmp_path: Path) -> None:
+    values = {"dual_rate": 0.3, "dual_decay": 0.1, "gradient_cap": 0.5}
+    parser = workflow(manifest, tmp_path, tolerance=0.05, growth="violation", mu0="auto_run", **values).parser
+    objective = parser.get_parsed_content("objective_def")
+    assert {name: getattr(objective, name) for name in values} == values
+    assert (objective.constraint.tolerance, objective.schedule.growth, objective.held) == (0.05, "violation", True)
 
 
 def test_blanking_a_sequence_leaves_nothing_of_it(manifest: Path, tmp_path: Path) -> None:
