@@ -171,5 +171,5 @@ def check_mu(mu: float | str) -> None:
     if mu not in ("auto", "auto_run") and not (not isinstance(mu, str) and 0 <= mu < float("inf")):
         shown = f'"{mu}"' if isinstance(mu, str) else mu
         raise InputError(
-            f'mu0 must be a number >= 0, "auto" or "auto_run", got {shown}. Zero trains the base loss alone.'
+            f'mu0 must be a number >= 0 or "auto" or "auto_run", got {shown}. Zero trains the base loss alone.'
         )
