@@ -24,7 +24,10 @@ CASES: dict[str, dict[str, Any]] = {
     "mean": {"constraint": RankingConstraint(normalisation="mean")},
     "bank": {"negative_bank": 200},
     "per_epoch": {"dual_update": "per_epoch"},
-    "falling": {"dual_decay": 0.2, "gradient_cap": 0.3, "constraint": RankingConstraint(0.1, tolerance=0.05)},
+    "falling": {
+        "schedule": MuSchedule(dual_decay=0.2, gradient_cap=0.3),
+        "constraint": RankingConstraint(0.1, tolerance=0.05),
+    },
     "pairwise_base": {"base": MiniBatchAUC()},
     "classes": {"base": CrossEntropy(), "constraint": RankingConstraint(0.1, critical=[2], kind=2), "columns": 3},
     "parts": {"size": 2},
@@ -43,7 +46,7 @@ def steps(case: str) -> dict[str, Any]:
     if dist.is_initialized():
         network = DistributedDataParallel(network)
     base = options.pop("base", BinaryCrossEntropy())
-    alm = AugmentedLagrangian(base, SAMPLES, mu=0.3, schedule=MuSchedule(rho=3), **options)
+    alm = AugmentedLagrangian(base, SAMPLES, mu=0.3, **{"schedule": MuSchedule(rho=3)} | options)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.2)
     gradients: list[Tensor] = []
     reports = []

@@ -114,7 +114,7 @@ class AugmentedLagrangian(nn.Module):
             multipliers are scaled after every epoch so that ``auto_ratio`` is the mean over the epochs, whatever the
             multipliers do; by at most 2 upwards, and never so that mu exceeds the schedule's cap.
         constraint: What is compared, by which margin. Default: the paper's binary constraint, delta 0.25.
-        schedule: When mu grows.
+        schedule: When mu grows, how multipliers move, and what the term may be at most.
         constraints_in_gradient: ``"all"`` constraints of a batch reach the gradient; ``"last"``: only the last one,
             while all multipliers move (what the authors' published code does).
         dual_update: ``"per_visit"`` (the paper): a multiplier moves after each batch that has its sample.
@@ -123,11 +123,6 @@ class AugmentedLagrangian(nn.Module):
         negative_bank: Keep the scores of this many earlier negatives, without gradient, as further negatives of every
             batch. The quadratic term over a small batch overestimates (by the variance of the sum); a bank
             of N scores makes it nearly that of a batch of N, with scores that are some steps old. Binary, per positive.
-        dual_rate: Step of the multipliers in place of mu, >= 0; None (the paper): mu. They stay while mu is zero.
-        dual_decay: Share in [0, 1] of itself that a multiplier loses when it moves: ``lambda <- (1 - decay) lambda +
-            rate q``, which is at most rate q / decay for the largest q seen. 0 (the paper): none.
-        gradient_cap: In no batch is the term's gradient on the logits larger than this times the base loss's, > 0: the
-            term is scaled down. None (the paper): no cap. Multipliers move as without it.
 
     With the constraint's ``tolerance`` e the constraints are the inequalities r_j = q_j - e |n| <= 0, and the term is
     their augmented Lagrangian: s_j = max(r_j, -lambda_j / mu) stands for q_j, whose gradient is [lambda_j + mu r_j]_+
@@ -166,9 +161,6 @@ class AugmentedLagrangian(nn.Module):
         constraints_in_gradient: Literal["all", "last"] = "all",
         dual_update: Literal["per_visit", "per_epoch"] = "per_visit",
         negative_bank: int = 0,
-        dual_rate: float | None = None,
-        dual_decay: float = 0.0,
-        gradient_cap: float | None = None,
     ) -> None:
         super().__init__()
         self.constraint, self.schedule = constraint or RankingConstraint(), schedule or MuSchedule()
@@ -176,13 +168,11 @@ class AugmentedLagrangian(nn.Module):
         _check_bank(negative_bank, self.constraint)
         if num_samples < 1:
             raise InputError(f"num_samples must be 1 or more, got {num_samples}.")
-        _check_dual(dual_rate, dual_decay, gradient_cap)
         one_of("constraints_in_gradient", constraints_in_gradient, ("all", "last"))
         one_of("dual_update", dual_update, ("per_visit", "per_epoch"))
         self.base = base
         self.constraints_in_gradient, self.dual_update = constraints_in_gradient, dual_update
         self.num_samples = num_samples
-        self.dual_rate, self.dual_decay, self.gradient_cap = dual_rate, dual_decay, gradient_cap
         self.held = mu == "auto_run"
         mu0 = float("nan") if isinstance(mu, str) else float(mu)  # NaN: to be measured in the first epoch
         pairs = self.constraint.per == "pair"  # multipliers come with their positives, see _keys
@@ -231,8 +221,8 @@ class AugmentedLagrangian(nn.Module):
                 self._pending = (key, found.q.detach() - found.slack, found.active)
                 part = quadratic if self._measuring else term
                 norms = gradient_norms(logits, base, part, active=found.active)
-                if self.gradient_cap is not None and not self._measuring:
-                    most = self.gradient_cap * norms[0]
+                if self.schedule.gradient_cap is not None and not self._measuring:
+                    most = self.schedule.gradient_cap * norms[0]
                     term = torch.where(norms[1] > most, most / norms[1], 1.0) * term
                     norms = torch.stack([norms[0], torch.minimum(norms[1], most)])
                 self._sums.add(base, torch.zeros_like(term) if self._measuring else term.detach(), norms, found)
@@ -292,7 +282,7 @@ class AugmentedLagrangian(nn.Module):
         if self.dual_update == "per_epoch":
             self._late.index_add_(0, key, step)
         else:
-            self.multipliers[key] *= 1 - self.dual_decay * moves.double()
+            self.multipliers[key] *= 1 - self.schedule.dual_decay * moves.double()
             self.multipliers.index_add_(0, key, self._rate * step)
             self.multipliers[key] = self.multipliers[key].relu()
         self._visits.index_add_(0, key, finite.to(torch.int32).expand(len(key)))
@@ -339,12 +329,12 @@ class AugmentedLagrangian(nn.Module):
         """The step of all multipliers whose samples were visited in the epoch."""
         moves = (self._visits > 0) & ~self.resting
         step = self._rate * self._late / self._visits.clamp(min=1)
-        self.multipliers.copy_(((1 - self.dual_decay * moves.double()) * self.multipliers + step).relu())
+        self.multipliers.copy_(((1 - self.schedule.dual_decay * moves.double()) * self.multipliers + step).relu())
         self._late.zero_()
 
     @property
     def _rate(self) -> Tensor:
-        return self.mu if self.dual_rate is None else self.dual_rate * (self.mu > 0).double()
+        return self.mu if self.schedule.dual_rate is None else self.schedule.dual_rate * (self.mu > 0).double()
 
     def _hold(self, achieved: float) -> None:
         """With ``auto_run``: scale the term, so that the epochs' mean gradient ratio is the schedule's."""
@@ -372,7 +362,7 @@ class AugmentedLagrangian(nn.Module):
 
     def _set_mu0(self, value: float) -> None:
         visits = self._visits[self._visits > 0].double()
-        if self.held and self.dual_update == "per_visit" and self.dual_rate is None and len(visits):
+        if self.held and self.dual_update == "per_visit" and self.schedule.dual_rate is None and len(visits):
             value /= (1 + float(visits.mean())) / 2  # mu q (1 + v) at visit v: its mean over the epoch's visits
         if 0 < value < float("inf"):  # zero when no constraint was violated yet: measure one more epoch
             self.mu0.fill_(value)
@@ -432,15 +422,6 @@ def _check_bank(negative_bank: int, constraint: RankingConstraint) -> None:
         raise InputError(
             f"negative_bank must be 0 or more, and 0 unless constraints are binary per positive, got {negative_bank}."
         )
-
-
-def _check_dual(dual_rate: float | None, dual_decay: float, gradient_cap: float | None) -> None:
-    if dual_rate is not None and not 0 <= dual_rate < float("inf"):
-        raise InputError(f"dual_rate must be 0 or more (or None for mu), got {dual_rate}.")
-    if not 0 <= dual_decay <= 1:
-        raise InputError(f"dual_decay must lie between 0 (multipliers keep everything) and 1, got {dual_decay}.")
-    if gradient_cap is not None and not gradient_cap > 0:
-        raise InputError(f"gradient_cap must be greater than 0 (or None for no cap), got {gradient_cap}.")
 
 
 def _plain(tensor: Tensor) -> Tensor:

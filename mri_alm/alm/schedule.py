@@ -11,6 +11,8 @@ from mri_alm.errors import InputError, one_of
 class MuSchedule:
     """When mu grows: after an epoch whose validation metric fell (Algorithm 1, line 10), or whose violation did not.
 
+    And how multipliers move, and how strong the term may be.
+
     Args:
         rho: Factor of a growth step, > 1.
         growth: ``"auc"`` (the paper): mu grows after an epoch whose validation metric fell. ``"violation"``: after one
@@ -26,6 +28,11 @@ class MuSchedule:
             the run's epochs; > 0.
         ratio_cap: After an epoch whose gradient ratio was larger, mu and the multipliers rest for an epoch, > 0; None
             (the paper): never. Multipliers do not decrease, so that over many epochs they outgrow any base loss.
+        gradient_cap: In no batch is the term's gradient on the logits larger than this times the base loss's, > 0: the
+            term is scaled down. None (the paper): no cap. Multipliers move as without it.
+        dual_rate: Step of the multipliers in place of mu, >= 0; None (the paper): mu. They stay while mu is zero.
+        dual_decay: Share in [0, 1] of itself that a multiplier loses when it moves: ``lambda <- (1 - decay) lambda +
+            rate q``, which is at most rate q / decay for the largest q seen. 0 (the paper): none.
     """
 
     rho: float = 2.0
@@ -37,6 +44,9 @@ class MuSchedule:
     auto_ratio: float = 0.1
     ratio_cap: float | None = None
     growth: Literal["auc", "violation"] = "auc"
+    gradient_cap: float | None = None
+    dual_rate: float | None = None
+    dual_decay: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be meant."""
@@ -53,6 +63,12 @@ class MuSchedule:
             raise InputError(f"mu0_ratio must be greater than 0, got {self.auto_ratio}.")
         if self.ratio_cap is not None and not self.ratio_cap > 0:
             raise InputError(f"ratio_cap must be greater than 0 (or None for no cap), got {self.ratio_cap}.")
+        if self.gradient_cap is not None and not self.gradient_cap > 0:
+            raise InputError(f"gradient_cap must be greater than 0 (or None for no cap), got {self.gradient_cap}.")
+        if self.dual_rate is not None and not 0 <= self.dual_rate < float("inf"):
+            raise InputError(f"dual_rate must be 0 or more (or None for mu), got {self.dual_rate}.")
+        if not 0 <= self.dual_decay <= 1:
+            raise InputError(f"dual_decay must lie between 0 (nothing is lost) and 1, got {self.dual_decay}.")
 
     def grows(self, epoch: int, metric: float, previous: float) -> bool:
         """Whether mu grows after an epoch.

@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,9 @@ class Nothing(nn.Module):
 def objective(base: nn.Module | None = None, samples: int = 6, mu: Any = 0.1, **options: Any) -> AugmentedLagrangian:
     fields = {name: options.pop(name) for name in list(options) if name in RankingConstraint.__dataclass_fields__}
     constraint = RankingConstraint(**{"score": "logit"} | fields)
-    return AugmentedLagrangian(base or Nothing(), samples, mu=mu, constraint=constraint, **options)
+    steps = {name: options.pop(name) for name in ("dual_rate", "dual_decay", "gradient_cap") if name in options}
+    schedule = replace(options.pop("schedule", MuSchedule()), **steps)
+    return AugmentedLagrangian(base or Nothing(), samples, mu=mu, constraint=constraint, schedule=schedule, **options)
 
 
 def worked_step(multipliers: tuple[float, ...] = (0.5, 1.0, 2.0), **options: Any) -> tuple[Any, float, list[float]]:
@@ -267,8 +270,8 @@ def test_with_tolerance_multipliers_follow_the_signed_excess(
     [
         ({"dual_rate": -1.0}, "dual_rate must be 0 or more (or None for mu), got -1.0"),
         ({"dual_rate": math.nan}, "dual_rate must be 0 or more (or None for mu), got nan"),
-        ({"dual_decay": 1.1}, "dual_decay must lie between 0 (multipliers keep everything) and 1, got 1.1"),
-        ({"dual_decay": math.nan}, "dual_decay must lie between 0 (multipliers keep everything) and 1, got nan"),
+        ({"dual_decay": 1.1}, "dual_decay must lie between 0 (nothing is lost) and 1, got 1.1"),
+        ({"dual_decay": math.nan}, "dual_decay must lie between 0 (nothing is lost) and 1, got nan"),
         ({"gradient_cap": 0}, "gradient_cap must be greater than 0 (or None for no cap), got 0"),
         ({"gradient_cap": math.nan}, "gradient_cap must be greater than 0 (or None for no cap), got nan"),
         ({"tolerance": -0.1}, "tolerance must be 0 or more, got -0.1"),

@@ -302,7 +302,7 @@ def test_settings_of_the_multipliers_arrive(manifest: Path, tmp_path: Path) -> N
     values = {"dual_rate": 0.3, "dual_decay": 0.1, "gradient_cap": 0.5}
     parser = workflow(manifest, tmp_path, tolerance=0.05, growth="violation", mu0="auto_run", **values).parser
     objective = parser.get_parsed_content("objective_def")
-    assert {name: getattr(objective, name) for name in values} == values
+    assert {name: getattr(objective.schedule, name) for name in values} == values
     assert (objective.constraint.tolerance, objective.schedule.growth, objective.held) == (0.05, "violation", True)
 
 
