@@ -298,6 +298,42 @@ def conformal_rank(n: int, alpha: float) -> int:
     return math.floor(alpha * (n + 1) + 1e-9)
 
 
+def minmax_bound(positives: int, folds: int, rank: int) -> float:
+    """Upper bound of the share of new positives that the minmax rule misses, on average over cohorts.
+
+    The positives are dealt at random into folds whose sizes differ by one at most; member k is trained without fold k
+    and scores it, and nothing is chosen by these scores. s_(rank) is the ``rank``-th smallest of them. The rule misses
+    a new positive when the largest of all members' scores of it is below s_(rank).
+
+    With ``c`` folds of equal size ``s`` the share is at most (s + rank - 1) / (c s + s): the proof is in
+    ``docs/operating_point.md``. With rank / (s + 1) it is bounded, too, by what one member says of its own fold. Where
+    the sizes differ, the folds of one size give the first bound, as if there were no others: a member may depend on the
+    size of what it was trained on, and (largest fold + rank - 1) / (positives + largest fold) is not proven then.
+
+    Args:
+        positives: Patients, n >= 2, independent draws of the population that the new ones come from.
+        folds: 2 to n; n leaves one positive out at a time, and the bound is rank / (n + 1).
+        rank: Of the threshold among the n scores, 0 to n; 0 ("examine everyone") misses none.
+
+    Returns:
+        In [0, 1]. It is no bound for one cohort, and has no confidence.
+
+    Raises:
+        InputError: If an argument is out of range.
+
+    References:
+        Barber, Candes, Ramdas, Tibshirani, "Predictive inference with the jackknife+", 2021 (jackknife-minmax).
+    """
+    _check_counts(positives, rank=rank)
+    if not 2 <= folds <= positives:
+        raise InputError(f"folds must lie between 2 and the {positives} positives, found {folds}.")
+    if rank == 0:
+        return 0.0
+    size, larger = divmod(positives, folds)
+    classes = [(size, folds - larger), *([(size + 1, larger)] if larger else [])]
+    return min(1.0, rank / (classes[-1][0] + 1), *((s + rank - 1) / (count * s + s) for s, count in classes))
+
+
 def clopper_pearson_upper(k: int, n: int, eps: float) -> float:
     """Upper bound, at confidence 1 - eps, of a miss rate of which ``k`` misses in ``n`` positives were seen.
 
