@@ -29,6 +29,8 @@ SAME_RESULTS: dict[str, tuple[frozenset[str], ...]] = {
         frozenset({"74234e98afe7498f", "3d090b5b30688f4b"}),
         frozenset({"74234e98afe7498f", "c5c87d1b680afd73"}),  # of the prostate config
     ),
+    # the splits can be a partition, which they are not in runs of before
+    "cohort_data": (frozenset({"63c92aa586e04fd2", "84c5dff89b824cef"}),),
     # load and register are one transform; the report travels as it is, so batches name their collate function
     "preprocessing": (frozenset({"7c7fd62bb709a60e", "c8b8e2470f29aca4"}),),
     # the last one can also leave out high b, with a chance that is 0 in runs of before

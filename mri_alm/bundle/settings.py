@@ -59,11 +59,11 @@ class Setting:
         if (isinstance(value, str) and value.startswith(("$", "@"))) or (value is None and self.none):
             return ""
         fits, words = KINDS[self.kind]
+        named = " or ".join(f'"{word}"' for word in self.words)
         if self.kind == "whole":
-            fine = fits(value) and self.least <= value <= self.most
-            return "" if fine else f"must be {words} from {self.least} to {self.most}"
+            fine = (fits(value) and self.least <= value <= self.most) or value in self.words
+            return "" if fine else f"must be {words} from {self.least} to {self.most}" + (f" or {named}" * bool(named))
         if self.words:
-            named = " or ".join(f'"{word}"' for word in self.words)
             return (
                 ""
                 if fits(value) or value in self.words
@@ -245,6 +245,8 @@ def check_values(config: Mapping[str, Any]) -> None:
             raise InputError(
                 f"{name} must be at least {2 ** len(features)}, as each of {len(features)} stages halves it: {size}."
             )
+    if config.get("splits") == "loo" and config.get("split_rule") != "partition":
+        raise InputError("splits loo leaves one positive patient out at a time: it needs --split_rule partition.")
     split = config.get("only_split")
-    if split is not None and split >= config["splits"]:
+    if split is not None and config["splits"] != "loo" and split >= config["splits"]:
         raise InputError(f"only_split must be a whole number below splits = {config['splits']}, got {split}.")

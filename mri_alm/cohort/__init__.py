@@ -9,7 +9,7 @@ from mri_alm.runtime.faces import faces
 __getattr__, __dir__, __all__ = faces(
     __name__,
     {
-        "manifest": ["Cohort", "read_manifest", "stratified_splits"],
+        "manifest": ["Cohort", "partition_splits", "read_manifest", "stratified_splits"],
         "prepare_cohort": ["prepare_cohort"],
         "overview": ["check_cohort"],
     },

@@ -7,9 +7,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mri_alm.cohort.names import number_of, tidy
 from mri_alm.cohort.protocol import told_facts
@@ -239,18 +240,20 @@ def _across_rows(studies: Sequence[ManifestRow]) -> list[str]:
 
 
 class Cohort:
-    """A checked manifest with its random splits, as the items that MONAI datasets take.
+    """A checked manifest with its splits, as the items that MONAI datasets take.
 
     Args:
         manifest: See :func:`read_manifest`.
         exclude: Studies to leave out.
         splits: Number of splits.
-        validation: Share of the training patients that each split holds out.
+        validation: Share of the training patients that each random split holds out.
         seed: Seed of the splits.
+        split_rule: ``"random"`` (:func:`stratified_splits`) or ``"partition"`` (:func:`partition_splits`).
         allow_outside_paths: See :func:`read_manifest`.
 
     Raises:
-        InputError: See :func:`read_manifest` and :func:`stratified_splits`; or the test studies are all of one class.
+        InputError: See :func:`read_manifest`, :func:`stratified_splits` and :func:`partition_splits`; or the rule is
+            unknown, or the test studies are all of one class.
     """
 
     def __init__(
@@ -258,9 +261,10 @@ class Cohort:
         manifest: Path | str,
         exclude: Iterable[str] | str = (),
         *,
-        splits: int = 10,
+        splits: int | Literal["loo"] = 10,
         validation: float = 0.2,
         seed: int = 0,
+        split_rule: str = "random",
         allow_outside_paths: bool = False,
     ) -> None:
         self.manifest = Path(manifest).resolve()
@@ -271,7 +275,7 @@ class Cohort:
             raise InputError(
                 f"{manifest}: all {len(self.test)} test studies have one label. Add the other class, or have none."
             )
-        self.splits = stratified_splits(self.train, splits=splits, validation=validation, seed=seed)
+        self.splits = _splits(self.train, splits, split_rule, validation=validation, seed=seed)
         self.size = max(study.index for study in self.studies) + 1
 
     def items(self, part: str, split: int = 0) -> list[dict[str, Any]]:
@@ -328,10 +332,7 @@ def stratified_splits(
 
     if not 0 < validation < 1:
         raise InputError(f"validation must lie between 0 and 1, got {validation}: the share that a split holds out.")
-    positive: dict[str, int] = {}
-    for study in studies:
-        positive[study.patient] = max(positive.get(study.patient, 0), study.label or 0)
-    patients, classes = list(positive), np.array(list(positive.values()), dtype=np.int64)
+    patients, classes = _patients(studies)
     counts = np.bincount(classes, minlength=2)
     needed = int(np.ceil(round(1 / min(validation, 1 - validation), 6)))
     if counts.min() < needed:
@@ -341,8 +342,66 @@ def stratified_splits(
             "Add studies, or bring --validation nearer to 0.5."
         )
     draw = StratifiedShuffleSplit(n_splits=splits, test_size=validation, random_state=seed)
-    result = []
-    for _, held_out in draw.split(classes, classes):
-        names = {patients[i] for i in held_out}
-        result.append(([s for s in studies if s.patient not in names], [s for s in studies if s.patient in names]))
-    return result
+    return [_held_out(studies, {patients[i] for i in held_out}) for _, held_out in draw.split(classes, classes)]
+
+
+def partition_splits(
+    studies: Sequence[ManifestRow], *, folds: int | Literal["loo"] = "loo", seed: int = 0
+) -> list[tuple[list[ManifestRow], list[ManifestRow]]]:
+    """Folds of the training patients, dealt at random; every positive one is held out exactly once.
+
+    A patient counts as positive when any of its studies is. Numbers of positives differ by one at most. All folds hold
+    equally many negatives, so that no member can be told from another one by them (:func:`mri_alm.metrics.minmax_bound`
+    rests on it); the fewer than ``folds`` that are left over are trained on by all members and never held out.
+
+    Args:
+        studies: The training studies.
+        folds: How many, 2 or more; ``"loo"``: as many as positive patients.
+        seed: Seed of the dealing.
+
+    Returns:
+        Per fold the training and the held-out studies, in manifest order.
+
+    Raises:
+        InputError: If there are fewer folds than two, or fewer positive or negative patients than folds.
+    """
+    patients, classes = _patients(studies)
+    counts = np.bincount(classes, minlength=2)
+    number = int(counts[1]) if folds == "loo" else folds
+    if not 2 <= number <= counts.min():
+        raise InputError(
+            f"The training cohort has {counts[1]} positive and {counts[0]} negative patients; a partition into "
+            f"{number} folds needs 2 folds or more, and at least one patient of each class in every fold. "
+            f"Add studies, or give --splits a number from 2 to {max(counts.min(), 2)}."
+        )
+    rng = np.random.default_rng(seed)
+    negative, positive = (rng.permutation(np.flatnonzero(classes == label)) for label in (0, 1))
+    equal = negative[: len(negative) // number * number]
+    dealt = zip(np.array_split(positive, number), np.array_split(equal, number), strict=True)
+    return [_held_out(studies, {patients[i] for i in np.concatenate(fold)}) for fold in dealt]
+
+
+def _splits(
+    studies: Sequence[ManifestRow], splits: int | Literal["loo"], rule: str, *, validation: float, seed: int
+) -> list[tuple[list[ManifestRow], list[ManifestRow]]]:
+    """By the rule of that name."""
+    if rule == "partition":
+        return partition_splits(studies, folds=splits, seed=seed)
+    if rule != "random":
+        raise InputError(f'split_rule must be random or partition, got "{rule}".')
+    if splits == "loo":
+        raise InputError("splits loo leaves one positive patient out at a time: it needs --split_rule partition.")
+    return stratified_splits(studies, splits=splits, validation=validation, seed=seed)
+
+
+def _patients(studies: Sequence[ManifestRow]) -> tuple[list[str], NDArray[np.int64]]:
+    """Patients ``(P,)`` in the order in which they first occur, and 1 for those with a positive study, else 0."""
+    positive: dict[str, int] = {}
+    for study in studies:
+        positive[study.patient] = max(positive.get(study.patient, 0), study.label or 0)
+    return list(positive), np.array(list(positive.values()), dtype=np.int64)
+
+
+def _held_out(studies: Sequence[ManifestRow], patients: set[str]) -> tuple[list[ManifestRow], list[ManifestRow]]:
+    """The studies of other patients, and those of these."""
+    return [s for s in studies if s.patient not in patients], [s for s in studies if s.patient in patients]

@@ -84,8 +84,7 @@ def _training(run: RunRecord) -> dict[str, str]:
     return {
         "Cohort": f"{len(labels)} exams, {sum(labels)} need DCE" + (f"; {note}." if note else "."),
         "Scanners and protocols": trained_in_words(run.trained_on),
-        "Partition": f"{len(run.history)} random stratified splits of the training patients, "
-        f"{100 * float(settings.get('validation', 0)):g} % held out in each; one model each, the mean logit counts.",
+        "Partition": _partition(run),
         "Objective": f"loss {settings.get('loss')}, "
         + (
             "augmented Lagrangian with " + ", ".join(f"{name} {settings.get(name)}" for name in ("mu0", "delta", "rho"))
@@ -98,6 +97,15 @@ def _training(run: RunRecord) -> dict[str, str]:
         **({"AUC of the members, test": members["test"]} if "test" in members else {}),
         "Operating point": run.point.in_words().replace("\n", " "),
     }
+
+
+def _partition(run: RunRecord) -> str:
+    if run.settings.get("split_rule") == "partition":
+        how = "folds of the training patients, every positive one held out once"
+    else:
+        share = 100 * float(run.settings.get("validation", 0))
+        how = f"random stratified splits of the training patients, {share:g} % held out in each"
+    return f"{len(run.history)} {how}; one model each, the mean logit counts."
 
 
 def _selection(settings: dict[str, Any]) -> str:

@@ -17,11 +17,12 @@ from mri_alm.alm.processes import first_process_first, process_rank, world_size
 from mri_alm.bundle.config import running_config, user_errors
 from mri_alm.bundle.old_runs import as_it_began
 from mri_alm.bundle.run_folder import RunFolder, SplitFolder
+from mri_alm.bundle.settings import check_values
 from mri_alm.bundle.trained_run import SCORE_COLUMNS, Ensemble, score_rows
 from mri_alm.bundle.transforms import for_each_study
 from mri_alm.cohort.manifest import Cohort
 from mri_alm.cohort.protocol import training_note, training_protocol
-from mri_alm.errors import InputError
+from mri_alm.errors import InputError, refuse_all
 from mri_alm.evaluation.analysis import evaluate
 from mri_alm.evaluation.performance import decision_counts, ranking_figures
 from mri_alm.evaluation.report import write_html_report
@@ -91,7 +92,11 @@ class TrainingRun:
         if world_size() > 1 and (pool.workers > 1 or pool.backend != "loky"):
             raise InputError("torchrun trains one model in all its processes: leave out --workers and --backend.")
         check_tracking(config)
-        self.cohort: Cohort = ConfigParser(deepcopy(config)).get_parsed_content("cohort_data")
+        parser = ConfigParser(deepcopy(config))
+        _refuse_choices_on_folds(parser)
+        self.cohort: Cohort = parser.get_parsed_content("cohort_data")
+        config = self.config = config | {"splits": len(self.cohort.splits)}
+        check_values(config)  # splits, which may have been "loo", against only_split
         self.held_out = {study.patient for _, validation in self.cohort.splits for study in validation if study.label}
         if not 0 <= max_fn < len(self.held_out):
             raise InputError(
@@ -227,6 +232,25 @@ class TrainingRun:
         name, scores = self.folder.path.name, self.folder.scores
         evaluation = evaluate({name: scores}, self.cohort.manifest, run=self.folder.path, pictures=lambda _: pictures)
         write_html_report(self.folder.report, evaluation)
+
+
+def _refuse_choices_on_folds(parser: ConfigParser) -> None:
+    """Refuse a partition whose members the held-out folds would have a say in."""
+    rule, cap = (parser.get_parsed_content(name) for name in ("checkpoint_rule", "mu_cap"))
+    if parser.get_parsed_content("split_rule") != "partition":
+        return
+    problems = []
+    if rule != "last":
+        problems.append(
+            f"checkpoint_rule {rule} chooses the weights by the fold that a member must not have seen. Give "
+            "--checkpoint_rule last; --ema 0.99 averages the weights."
+        )
+    if parser.get_parsed_content("mu0") != 0 and cap != 1:
+        problems.append(
+            "mu grows when the AUC of the held-out fold falls, so that the training sees the fold. Give --mu_cap 1, "
+            "which keeps mu at mu0, or --mu0 0, which leaves the constraint out."
+        )
+    refuse_all([f"--split_rule partition: {problem}" for problem in problems])
 
 
 def test_metrics(

@@ -30,6 +30,15 @@ def settings_of(entry: str) -> dict[str, Any]:
     return {name: config[name] for name in list(config)[: list(config).index("imports")]}
 
 
+@pytest.mark.parametrize("rule", ["disjoint", "overlapping", "random"])
+def test_one_left_out_at_a_time_is_for_a_partition(rule: str) -> None:
+    with pytest.raises(InputError, match=r"^splits loo leaves one positive patient out .* needs --split_rule part"):
+        check_values({"splits": "loo", "split_rule": rule})
+    check_values({"splits": "loo", "split_rule": "partition", "only_split": 3})
+    with pytest.raises(InputError, match=r'^splits must be a whole number from 1 to 1000 or "loo", got "two"\.$'):
+        check_values({"splits": "two"})
+
+
 @pytest.mark.parametrize("entry", ["prostate_alm", "inference"])
 def test_the_table_holds_every_setting_of_the_config_with_its_default(entry: str) -> None:
     assert {name: setting.default for name, setting in TABLE[entry].items()} == settings_of(entry)

@@ -1,8 +1,10 @@
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from exams import write_text
@@ -10,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_cohort import COLUMNS, write_manifest
 
-from mri_alm.cohort.manifest import Cohort, ManifestRow, digest, read_manifest, stratified_splits
+from mri_alm.cohort.manifest import Cohort, ManifestRow, digest, partition_splits, read_manifest, stratified_splits
 from mri_alm.errors import InputError
 
 
@@ -350,6 +352,52 @@ def test_validation_share_out_of_range(validation: float) -> None:
         stratified_splits(studies_of([[1], [0]] * 9), validation=validation)
 
 
+@settings(max_examples=60, deadline=None)
+@given(patients=cohorts, seed=st.integers(0, 99), loo=st.booleans(), data=st.data())
+def test_partition_properties(patients: list[list[int]], seed: int, loo: bool, data: st.DataObject) -> None:
+    studies = studies_of(patients)
+    positive = {f"P{p}" for p, labels in enumerate(patients) if any(labels)}
+    negative = {f"P{p}" for p in range(len(patients))} - positive
+    least = min(len(positive), len(negative))
+    loo = loo and least == len(positive)
+    folds = len(positive) if loo else data.draw(st.integers(2, least))
+    splits = partition_splits(studies, folds="loo" if loo else folds, seed=seed)
+    assert len(splits) == folds
+    for training, held_out in splits:
+        assert not {s.patient for s in training} & {s.patient for s in held_out}
+        assert sorted([*training, *held_out], key=lambda s: s.index) == studies
+        assert [s.index for s in held_out] == sorted(s.index for s in held_out)
+    dealt = [{s.patient for s in held_out} for _, held_out in splits]
+    times = Counter(patient for fold in dealt for patient in fold)
+    assert {times[patient] for patient in positive} == {1}
+    assert {times[patient] for patient in negative} <= {0, 1}
+    assert {len(fold & negative) for fold in dealt} == {len(negative) // folds}
+    assert {len(fold & positive) for fold in dealt} <= {len(positive) // folds, -(-len(positive) // folds)}
+
+
+def test_a_partition_is_dealt_anew_by_another_seed_only() -> None:
+    studies = studies_of([[i % 3 == 0] for i in range(40)])
+    assert partition_splits(studies, folds=7, seed=3) == partition_splits(studies, folds=7, seed=3)
+    assert partition_splits(studies, folds=7, seed=3) != partition_splits(studies, folds=7, seed=4)
+    assert sorted(s.index for _, held_out in partition_splits(studies) for s in held_out if s.label) == [
+        *range(0, 40, 3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("positives", "negatives", "folds", "message"),
+    [
+        (4, 40, 5, "4 positive and 40 negative patients; a partition into 5 folds needs .* number from 2 to 4"),
+        (40, 4, "loo", "40 positive and 4 negative patients; a partition into 40 folds needs .* number from 2 to 4"),
+        (9, 9, 1, "a partition into 1 folds needs 2 folds or more, .* number from 2 to 9"),
+        (1, 9, "loo", "1 positive and 9 negative patients; a partition into 1 folds needs"),
+    ],
+)
+def test_folds_that_cannot_be(positives: int, negatives: int, folds: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        partition_splits(studies_of([[1]] * positives + [[0]] * negatives), folds=folds)
+
+
 # --- Items ----------------------------------------------------------------------------------------------------------
 
 
@@ -432,3 +480,16 @@ def test_digest_does_not_depend_on_where_the_cohort_lies(tmp_path: Path) -> None
         os.utime(file, ns=(1, 1))
         digests.add(digest(ManifestRow(0, "S0", "S0", 0, "train", {"t2": file})))
     assert len(digests) == 1
+
+
+def test_a_cohort_by_each_rule(folder: Path) -> None:
+    rows = [row(i, str(i % 2)) for i in range(6)]
+    path = write(folder, rows)
+    assert len(Cohort(path, splits="loo", split_rule="partition").splits) == 3
+    assert len(Cohort(path, splits=2, split_rule="partition", validation=0.5).splits) == 2
+    with pytest.raises(InputError, match=r'^split_rule must be random or partition, got "kfold"\.$'):
+        Cohort(path, split_rule="kfold")
+    with pytest.raises(
+        InputError, match=r"^splits loo leaves one positive patient out at a time: it needs --split_rule"
+    ):
+        Cohort(path, splits="loo")
