@@ -10,6 +10,6 @@ __getattr__, __dir__, __all__ = faces(
     {
         "config": ["check", "choose", "join"],
         "transforms": ["CheckedCache", "LoadRegisteredExamd", "NormalizeWithinMaskd", "collate", "without_hbv"],
-        "trained_run": ["Ensemble", "TrainedRun", "averaged"],
+        "trained_run": ["Ensemble", "TrainedRun", "averaged", "of_largest"],
     },
 )

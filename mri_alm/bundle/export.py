@@ -30,7 +30,7 @@ _CARD = """# {name}
 
 | | |
 |---|---|
-| members | {members} networks, logits averaged, then the sigmoid |
+| members | {members} networks, {together}, then the sigmoid |
 | input | {channels} channels ({names}), {size} voxels of {spacing} mm |
 | loss | `{loss}`, multipliers with preset `{preset}` |
 | held-out positives behind the threshold | {positives} |
@@ -99,7 +99,11 @@ def inference_config(run: TrainedRun) -> dict[str, Any]:
     network = ConfigParser(deepcopy(run.config)).get_parsed_content("network_def", instantiate=False).get_config()
     return shipped_config("inference") | {
         "run_dir": "@bundle_root",
-        "network_def": {"_target_": "mri_alm.bundle.averaged", "member": network, "count": len(run.checkpoints)},
+        "network_def": {
+            "_target_": f"mri_alm.bundle.{'of_largest' if run.point.folds else 'averaged'}",
+            "member": network,
+            "count": len(run.checkpoints),
+        },
         "network": "$@trained.ensemble().to(@device, memory_format=torch.channels_last_3d)",
         # not @point: MONAI's `load` initialises from any working directory, and needs no run
         "initialize": [
@@ -126,6 +130,11 @@ def _metadata(metadata: dict[str, Any], run: TrainedRun) -> dict[str, Any]:
         "data_source": f"{trained_in_words(run.trained_on)} {run.point.n_positive} positive patients stand behind the "
         "threshold.",
     }
+    if run.point.folds:
+        found["description"] = (
+            f"{metadata['description'].partition(', ten random')[0]}, {run.point.folds} folds of patients, the largest "
+            "logit of their members, threshold by the minmax rule."
+        )
     if note := training_note(run.trained_on):
         found["intended_use"] += f" This model was {note}: it shows that the software works, and nothing of patients."
     found["network_data_format"]["inputs"]["image"]["spatial_shape"] = run.settings["size"]
@@ -143,6 +152,7 @@ def _card(metadata: dict[str, Any], run: TrainedRun) -> str:
         name=metadata["name"],
         description=metadata["description"],
         members=len(run.checkpoints),
+        together="the largest logit counts" if run.point.folds else "logits averaged",
         channels=image["num_channels"],
         names=", ".join(image["channel_def"].values()),
         size=" x ".join(map(str, run.settings["size"])),

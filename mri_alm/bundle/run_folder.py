@@ -146,8 +146,11 @@ class RunFolder:
         for name, digest in digests.content.items():
             if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
                 raise digests.refused(name, "64 hexadecimal digits")
-        point = {name: value for name, value in fields.content.items() if name != "checkpoints"}
-        return OperatingPoint.from_json(point, fields.place), dict(digests.content)
+        fields = Fields(fields.place, {name: one for name, one in fields.content.items() if name != "checkpoints"})
+        point = OperatingPoint.from_json(fields.content, fields.place)
+        if point.folds not in (0, len(digests.content)):
+            raise fields.refused("folds", f"{len(digests.content)}, the number of checkpoints")
+        return point, dict(digests.content)
 
     def member_aucs(self) -> dict[str, list[float]]:
         """AUCs of the members, "validation" and, where there is a test cohort, "test", by ``metrics.json``.

@@ -221,6 +221,17 @@ def collect(evaluator: SupervisedEvaluator) -> tuple[list[str], NDArray[np.float
     return names, torch.cat(logits).numpy()
 
 
+def ensemble_logit(logits: NDArray[np.float64], *, largest: bool) -> NDArray[np.float64]:
+    """The logit ``(N,)`` that an exam is decided by.
+
+    Args:
+        logits: ``(N, M)``, a column per member.
+        largest: Whether that is the largest one, as a run with a minmax threshold decides whatever threshold it is
+            given; otherwise it is the mean.
+    """
+    return np.asarray(logits.max(1) if largest else logits.mean(1))
+
+
 def score_rows(
     names: Sequence[str],
     logits: NDArray[np.float64],
@@ -228,8 +239,9 @@ def score_rows(
     reports: Mapping[str, Mapping[str, Any]],
     *,
     trained_on: Mapping[str, Any] | None,
+    largest: bool = False,
 ) -> list[dict[str, Any]]:
-    """Rows of ``scores.csv``: mean logit, score (its sigmoid), spread (SD of the members' logits), decision.
+    """Rows of ``scores.csv``: logit, score (its sigmoid), spread (SD of the members' logits), decision.
 
     An exam of a quality below the gate (:mod:`mri_alm.cohort.protocol`) needs DCE whatever its score.
 
@@ -239,12 +251,13 @@ def score_rows(
         point: Threshold on the score.
         reports: Study to its facts and warnings, see :class:`mri_alm.bundle.LoadRegisteredExamd`.
         trained_on: See :meth:`mri_alm.bundle.run_folder.RunFolder.trained_on`.
+        largest: See :func:`ensemble_logit`.
     """
-    mean = logits.mean(1)
-    scores = expit(mean)
+    found = ensemble_logit(logits, largest=largest)
+    scores = expit(found)
     threshold = "" if np.isneginf(point.threshold) else point.threshold
     rows = []
-    for n, x, s, d, needed in zip(names, mean, scores, logits.std(1), point.decide(scores), strict=True):
+    for n, x, s, d, needed in zip(names, found, scores, logits.std(1), point.decide(scores), strict=True):
         report = reports[n]
         quality = quality_of(report)
         warnings = " | ".join([*report["warnings"], *quality.warnings, *unlike(report, trained_on)])
@@ -255,7 +268,7 @@ def score_rows(
 
 
 class MeanLogit(nn.Module):
-    """An ensemble as one network: the mean of its members' logits, which the decision rests on.
+    """An ensemble as one network: the mean of its members' logits, which the decision of most runs rests on.
 
     Args:
         ensemble: Maps ``(B, C, X, Y, Z)`` to logits ``(B, M)``.
@@ -271,11 +284,32 @@ class MeanLogit(nn.Module):
         return logits
 
 
+class LargestLogit(MeanLogit):
+    """The same with the largest logit, which the decision of a run with a minmax threshold rests on."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Logits ``(B, 1)`` of an image ``(B, C, X, Y, Z)``."""
+        logits: Tensor = self.ensemble(image).amax(dim=1, keepdim=True)
+        return logits
+
+
 def averaged(member: nn.Module, count: int) -> MeanLogit:
     """``count`` copies of a network as one that gives their mean logit ``(B, 1)``; what a bundle's configs call.
+
+    That of a minmax run calls :func:`of_largest`.
 
     Args:
         member: Maps ``(B, C, X, Y, Z)`` to ``(B, 1)`` logits.
         count: Members of the ensemble.
     """
     return MeanLogit(Ensemble([deepcopy(member) for _ in range(count)]))
+
+
+def of_largest(member: nn.Module, count: int) -> LargestLogit:
+    """The same with their largest logit.
+
+    Args:
+        member: Maps ``(B, C, X, Y, Z)`` to ``(B, 1)`` logits.
+        count: Members of the ensemble.
+    """
+    return LargestLogit(Ensemble([deepcopy(member) for _ in range(count)]))

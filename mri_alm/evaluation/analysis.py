@@ -188,7 +188,7 @@ def _trade_offs(
         steps = tuple(trade_off(data.label, first.score, calibration))
         shipped = next((i for i, step in enumerate(steps) if step.threshold == first.threshold), 1)
         yield TradeOff("calibration", int(calibration[0].sum()), shipped, steps)
-    if record:
+    if record and not record.point.folds:  # the law of new misses is not that of a largest score
         steps = tuple(trade_off(data.label, first.score, record.held_out))
         yield TradeOff("held_out", int(record.held_out[0].sum()), min(record.point.rank, len(steps) - 1), steps)
     steps = tuple(trade_off(data.label, first.score, draws=draws, seed=seed))

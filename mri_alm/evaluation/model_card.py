@@ -105,7 +105,8 @@ def _partition(run: RunRecord) -> str:
     else:
         share = 100 * float(run.settings.get("validation", 0))
         how = f"random stratified splits of the training patients, {share:g} % held out in each"
-    return f"{len(run.history)} {how}; one model each, the mean logit counts."
+    counts = "largest" if run.point.folds else "mean"
+    return f"{len(run.history)} {how}; one model each, the {counts} logit counts."
 
 
 def _selection(settings: dict[str, Any]) -> str:
@@ -148,7 +149,8 @@ def _known(evaluation: Evaluation) -> Mapping[str, Any]:
             "partition": card["Partition"] + " The test cohort is in no split; patients are never on two sides.",
             "training": card["Objective"] + " All settings above.",
             "selection": card["Selection"],
-            "ensemble": f"{len(run.history)} members, logits averaged.",
+            "ensemble": f"{len(run.history)} members, "
+            + ("the largest logit counts." if run.point.folds else "logits averaged."),
             "imbalance": ("One constraint per positive exam; " if run.settings.get("mu0") else "") + card["Objective"],
             "versions": ", ".join(f"{name} {text}" for name, text in run.versions.items()),
             "preprocessing": f"Diffusion registered to T2: {run.settings.get('register')}; grid of "

@@ -8,7 +8,7 @@ promise, and are named for it. r = 0 has an honest outcome too: tau = -infinity,
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -31,11 +31,16 @@ class OperatingPoint:
         n_negative: Held-out negatives.
         false_negatives: Held-out positives below the threshold; fewer than ``rank - 1`` where scores tie.
         false_positive_rate: Share of held-out negatives at or above the threshold, in [0, 1].
-        expected_miss_rate: Mean miss rate of new positives, rank / (n + 1); an upper bound where scores tie.
+            By the minmax rule more of the new ones are: these were scored by one member, not by the largest of all.
+        expected_miss_rate: Mean miss rate of new positives, rank / (n + 1); an upper bound where scores tie. By the
+            minmax rule :func:`minmax_bound`.
         miss_rate_upper_95: With 95 % confidence the miss rate of new positives is at most this; for a threshold that
-            allows k misses it equals the Clopper-Pearson bound of k misses of n.
-        rule: What was asked for, in words.
+            allows k misses it equals the Clopper-Pearson bound of k misses of n. None by the minmax rule, which has no
+            confidence.
+        rule: What was asked for, in words; ``"minmax"``.
         basis: What the two rates rest on, in words that begin with "exact" or "approximate".
+        folds: By the minmax rule, of patients; as many members score an exam, and the largest of their scores is
+            compared. 0: the score of the members' mean logit is.
     """
 
     threshold: float
@@ -45,9 +50,10 @@ class OperatingPoint:
     false_negatives: int
     false_positive_rate: float
     expected_miss_rate: float
-    miss_rate_upper_95: float
+    miss_rate_upper_95: float | None
     rule: str
     basis: str
+    folds: int = 0
 
     def decide(self, score: ArrayLike) -> NDArray[np.bool_]:
         """Which samples are positive; the shape is that of ``score``.
@@ -63,6 +69,14 @@ class OperatingPoint:
     def in_words(self) -> str:
         """Three lines for a person: the threshold, what it rests on, what to expect of it."""
         threshold = f"{self.threshold:.4f}" if math.isfinite(self.threshold) else "none (examine everyone)"
+        if self.miss_rate_upper_95 is None:
+            return (
+                f"Threshold {threshold} on the largest score of {self.folds} members: minmax, "
+                f"{self.false_negatives} of {self.n_positive} held-out positives below it.\n"
+                f"  Basis: {self.basis}.\n"
+                f"  On average over such cohorts at most {100 * self.expected_miss_rate:.1f} % of new patients who "
+                "need DCE are missed; for this one cohort no bound is known."
+            )
         return (
             f"Threshold {threshold} on the score: {self.rule}; {self.n_positive} positives stand behind it.\n"
             f"  Basis: {self.basis}.\n"
@@ -71,8 +85,12 @@ class OperatingPoint:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as a dictionary that strict JSON can hold: "examine everyone" is a null threshold."""
-        return asdict(self) | {"threshold": self.threshold if math.isfinite(self.threshold) else None}
+        """The fields as a dictionary that strict JSON can hold: "examine everyone" is a null threshold.
+
+        ``folds`` is there by the minmax rule only: all other files are those of earlier versions.
+        """
+        fields = asdict(self) | {"threshold": self.threshold if math.isfinite(self.threshold) else None}
+        return fields if self.folds else {name: value for name, value in fields.items() if name != "folds"}
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any], place: str = "threshold.json") -> "OperatingPoint":
@@ -85,8 +103,9 @@ class OperatingPoint:
         Raises:
             InputError: If a field is missing, unknown, of another type, out of its range, or contradicts another one.
         """
-        names, fields = cls.__dataclass_fields__.keys(), Fields(place, given)
-        if given.keys() != names:
+        minmax, fields = given.get("rule") == MINMAX, Fields(place, given)
+        names = [name for name in cls.__dataclass_fields__ if name != "folds" or minmax]
+        if given.keys() != {*names}:
             raise InputError(
                 f"An operating point has the fields {', '.join(names)}; found {shown([*given])} in {place}. Restore "
                 "the file from a copy."
@@ -95,6 +114,8 @@ class OperatingPoint:
         rank = fields.whole("rank", n)
         if (given["threshold"] is None) != (rank == 0):
             raise fields.refused("threshold", f"null exactly where rank is 0 (rank is {rank})")
+        if minmax:
+            _check_minmax(fields, n, rank)
         return cls(
             threshold=fields.number("threshold", 0, 1) if rank else -math.inf,
             rank=rank,
@@ -103,11 +124,26 @@ class OperatingPoint:
             false_negatives=fields.whole("false_negatives", max(rank - 1, 0)),
             false_positive_rate=fields.number("false_positive_rate", 0, 1),
             expected_miss_rate=fields.number("expected_miss_rate", 0, 1),
-            miss_rate_upper_95=fields.number("miss_rate_upper_95", 0, 1),
+            miss_rate_upper_95=None if minmax else fields.number("miss_rate_upper_95", 0, 1),
             rule=fields.text("rule"),
             basis=fields.text("basis"),
+            folds=fields.whole("folds") if minmax else 0,
         )
 
+
+def _check_minmax(fields: Fields, n: int, rank: int) -> None:
+    """Refuse a minmax point whose bound is not that of its folds."""
+    folds = fields.whole("folds", n)
+    if folds < 2:
+        raise fields.refused("folds", f"a whole number from 2 to {n}")
+    if fields.content["miss_rate_upper_95"] is not None:
+        raise fields.refused("miss_rate_upper_95", f"null where rule is {MINMAX}")
+    bound = minmax_bound(n, folds, rank)
+    if not math.isclose(fields.number("expected_miss_rate", 0, 1), bound):
+        raise fields.refused("expected_miss_rate", f"{bound:g}, the bound at rank {rank} of {n} in {folds} folds")
+
+
+MINMAX = "minmax"  # the rule's name in a file
 
 ScoreSource = Literal["calibration", "pooled"]
 
@@ -115,6 +151,11 @@ _BASIS: dict[str, str] = {
     "calibration": "exact: a separate calibration cohort, scored as new patients will be",
     "pooled": "approximate: held-out scores pooled over the splits, which are not an ensemble's scores of new patients",
 }
+_MINMAX_BASIS = (
+    "exact on average over cohorts, without confidence for one: each patient was scored by the one member that did not "
+    "see them, new exams by their largest member score; settings chosen by these scores break it, and so do patients "
+    "of another kind (scanner, protocol, referral)"
+)
 
 
 def fixed_fn_threshold(
@@ -185,6 +226,25 @@ def mean_miss_rate_threshold(
     positive, score = check_binary(label, score)
     rank = conformal_rank(int(positive.sum()), alpha)
     return _operating_point(positive, score, rank, f"mean miss rate <= {alpha:g}, no bound for one cohort", source)
+
+
+def minmax_threshold(label: ArrayLike, score: ArrayLike, max_fn: int, *, folds: int) -> OperatingPoint:
+    """The threshold s_(max_fn + 1) for the **largest** score of all members, with its bound on the mean miss rate.
+
+    Args:
+        label: ``(B,)`` in {0, 1}, one sample per patient.
+        score: ``(B,)``, each by the one member that was trained without the patient's fold.
+        max_fn: Held-out positives that the threshold may miss, 0 <= max_fn < number of positives.
+        folds: See :func:`minmax_bound`.
+
+    Raises:
+        InputError: See :func:`fixed_fn_threshold` and :func:`minmax_bound`.
+    """
+    point = fixed_fn_threshold(label, score, max_fn)
+    bound = minmax_bound(point.n_positive, folds, point.rank)
+    return replace(
+        point, expected_miss_rate=bound, miss_rate_upper_95=None, rule=MINMAX, basis=_MINMAX_BASIS, folds=folds
+    )
 
 
 def _operating_point(

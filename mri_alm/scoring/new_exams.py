@@ -232,7 +232,8 @@ def _decide(
     good = [number for number, name in enumerate(names) if name not in studies.errors]
     studies.prepared = [item for item in studies.prepared if item["study"] not in studies.errors]
     kept = [names[number] for number in good]
-    return score_rows(kept, logits[good], point, studies.reports, trained_on=run.trained_on)
+    largest, kinds = bool(run.point.folds), run.trained_on
+    return score_rows(kept, logits[good], point, studies.reports, trained_on=kinds, largest=largest)
 
 
 def _lost_rows(studies: NewStudies, run: TrainedRun, output: Path) -> dict[str, dict[str, Any]]:

@@ -18,7 +18,7 @@ from mri_alm.bundle.config import running_config, user_errors
 from mri_alm.bundle.old_runs import as_it_began
 from mri_alm.bundle.run_folder import RunFolder, SplitFolder
 from mri_alm.bundle.settings import check_values
-from mri_alm.bundle.trained_run import SCORE_COLUMNS, Ensemble, score_rows
+from mri_alm.bundle.trained_run import SCORE_COLUMNS, Ensemble, ensemble_logit, score_rows
 from mri_alm.bundle.transforms import for_each_study
 from mri_alm.cohort.manifest import Cohort
 from mri_alm.cohort.protocol import training_note, training_protocol
@@ -28,7 +28,13 @@ from mri_alm.evaluation.performance import decision_counts, ranking_figures
 from mri_alm.evaluation.report import write_html_report
 from mri_alm.imaging.pictures import study_thumbnail
 from mri_alm.metrics.ranking import FprRule, auc
-from mri_alm.metrics.threshold import certificate_in_words, fixed_fn_threshold, one_score_per_patient
+from mri_alm.metrics.threshold import (
+    OperatingPoint,
+    certificate_in_words,
+    fixed_fn_threshold,
+    minmax_threshold,
+    one_score_per_patient,
+)
 from mri_alm.phantom.cohort import make_cohort
 from mri_alm.runtime.atomic import private_files
 from mri_alm.runtime.bug_reports import BUG_REPORT, UnexpectedError
@@ -188,7 +194,7 @@ class TrainingRun:
 
     def _ensemble(self) -> None:
         splits = [self.folder.split(k) for k in range(self.config["splits"])]
-        point = fixed_fn_threshold(*self._held_out(splits), self.max_fn, source="pooled")
+        point, trained_on = self._operating_point(splits), self.folder.trained_on()
         digests = {split.name: sha256(split.model) for split in splits}
         write_json(self.folder.threshold, point.to_json() | {"checkpoints": digests})
         best = [read_json(split.record)["best"]["auc"] for split in splits]
@@ -199,16 +205,22 @@ class TrainingRun:
             studies, logits = member.predict(Ensemble(members), "test")
             prepared = member.prepared("test")
             reports = {item["study"]: item["report"] for item in prepared}
-            rows = score_rows(studies, logits, point, reports, trained_on=self.folder.trained_on())
+            largest = bool(point.folds)
+            rows = score_rows(studies, logits, point, reports, trained_on=trained_on, largest=largest)
             write_csv(self.folder.scores, SCORE_COLUMNS, rows)
             labels = np.array([study.label for study in self.cohort.test])
-            metrics["test"] = test_metrics(
-                labels, logits, np.array([row["dce_needed"] for row in rows]), fpr_rule=self.fpr_rule
-            )
+            needed = np.array([row["dce_needed"] for row in rows])
+            metrics["test"] = test_metrics(labels, logits, needed, fpr_rule=self.fpr_rule, largest=largest)
         write_json(self.folder.metrics, metrics)
         if self.cohort.test:
             self._report(prepared)
         logger.info("%s", closing_text(self.folder, metrics, point, len(splits)))
+
+    def _operating_point(self, splits: Sequence[SplitFolder]) -> OperatingPoint:
+        label, score = self._held_out(splits)
+        if self.config["split_rule"] == "partition":
+            return minmax_threshold(label, score, self.max_fn, folds=len(splits))
+        return fixed_fn_threshold(label, score, self.max_fn, source="pooled")
 
     def _held_out(self, splits: Sequence[SplitFolder]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Labels and scores of the training patients, each exam scored by the members that were not trained on it."""
@@ -254,10 +266,15 @@ def _refuse_choices_on_folds(parser: ConfigParser) -> None:
 
 
 def test_metrics(
-    labels: NDArray[np.int64], logits: NDArray[np.float64], needed: NDArray[np.int64], *, fpr_rule: FprRule
+    labels: NDArray[np.int64],
+    logits: NDArray[np.float64],
+    needed: NDArray[np.int64],
+    *,
+    fpr_rule: FprRule,
+    largest: bool,
 ) -> dict[str, Any]:
     """Figures of the test cohort; FPR at k FN takes its threshold from the test labels, as in the paper."""
-    figures = ranking_figures(labels, logits.mean(1), tpr_rule=fpr_rule)
+    figures = ranking_figures(labels, ensemble_logit(logits, largest=largest), tpr_rule=fpr_rule)
     return {
         "positives": int((labels == 1).sum()),
         "negatives": int((labels == 0).sum()),

@@ -1,14 +1,18 @@
 """The minmax rule: what it promises on average, tried on whole trainings and on every training of a tiny world."""
 
 import itertools
+import json
 from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from mri_alm.bundle.run_folder import RunFolder
 from mri_alm.errors import InputError
-from mri_alm.metrics import minmax_bound
+from mri_alm.metrics import OperatingPoint, minmax_bound, minmax_threshold
 
 DRAWS, NEW = 4000, 20
 
@@ -116,3 +120,58 @@ def test_no_training_of_a_tiny_world_breaks_the_bound_and_one_reaches_it() -> No
 def test_a_training_that_is_told_the_sizes_of_unequal_folds_breaks_it() -> None:
     """Why the folds of a partition hold equally many negatives, and unequal numbers of positives cost."""
     assert worst_training(1, told_size=True) == Fraction(1, 2)
+
+
+# --- The threshold ----------------------------------------------------------------------------------------------------
+
+
+LABEL = [1] * 13 + [0] * 4
+SCORE = [0.05 * (i + 1) for i in range(13)] + [0.01, 0.2, 0.3, 0.9]
+
+
+def test_the_threshold_is_the_order_statistic_with_its_bound_and_no_confidence() -> None:
+    point = minmax_threshold(LABEL, SCORE, 1, folds=13)
+    assert (point.rule, point.rank, point.folds, point.n_positive, point.n_negative) == ("minmax", 2, 13, 13, 4)
+    assert (point.threshold, point.false_negatives, point.false_positive_rate) == (0.1, 1, 0.75)
+    assert point.expected_miss_rate == pytest.approx(1 / 7)
+    assert point.miss_rate_upper_95 is None
+    assert point.basis.startswith("exact on average over cohorts, without confidence for one: ")
+    assert OperatingPoint.from_json(json.loads(json.dumps(point.to_json(), allow_nan=False))) == point
+    first, _, last = point.in_words().split("\n")
+    assert first == "Threshold 0.1000 on the largest score of 13 members: minmax, 1 of 13 held-out positives below it."
+    assert last == (
+        "  On average over such cohorts at most 14.3 % of new patients who need DCE are missed; for this one cohort no "
+        "bound is known."
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"folds": 1}, "folds must be a whole number from 2 to 13, found 1"),
+        ({"folds": 14}, "folds must be a whole number from 0 to 13, found 14"),
+        ({"folds": "13"}, 'folds must be a whole number from 0 to 13, found "13"'),
+        ({"miss_rate_upper_95": 0.2}, "miss_rate_upper_95 must be null where rule is minmax, found 0.2"),
+        ({"expected_miss_rate": 0.05}, "expected_miss_rate must be 0.142857, the bound at rank 2 of 13 in 13 folds"),
+        ({"folds": 6}, "expected_miss_rate must be 0.25, the bound at rank 2 of 13 in 6 folds"),
+        ({"rule": "at most 1 missed"}, "An operating point has the fields threshold, .*, rule, basis; found"),
+        ({"folds": ...}, "An operating point has the fields threshold, .*, basis, folds; found"),
+    ],
+    ids=str,
+)
+def test_a_file_that_contradicts_itself_is_refused(change: dict[str, Any], message: str) -> None:
+    fields = minmax_threshold(LABEL, SCORE, 1, folds=13).to_json() | change
+    with pytest.raises(InputError, match=message):
+        OperatingPoint.from_json({name: value for name, value in fields.items() if value is not ...})
+
+
+def test_as_many_members_as_folds(tmp_path: Path) -> None:
+    point = minmax_threshold(LABEL, SCORE, 1, folds=13)
+    for members in (13, 12):
+        checkpoints = {f"split_{k}": "0" * 64 for k in range(members)}
+        (tmp_path / "threshold.json").write_text(json.dumps(point.to_json() | {"checkpoints": checkpoints}))
+        if members == 13:
+            assert RunFolder(tmp_path).operating_point() == (point, checkpoints)
+        else:
+            with pytest.raises(InputError, match="folds must be 12, the number of checkpoints, found 13"):
+                RunFolder(tmp_path).operating_point()

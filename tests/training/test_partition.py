@@ -1,12 +1,25 @@
 """A run whose splits are folds: every positive patient held out once, by a member that nothing of its fold chose."""
 
+import html
+import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from monai.bundle import ConfigParser, ConfigWorkflow
+from scipy.special import expit
+from sklearn.metrics import roc_auc_score
 from small_cohort import read_rows, train
+
+from mri_alm.bundle.export import export_bundle
+from mri_alm.bundle.run_folder import RunFolder
+from mri_alm.bundle.trained_run import TrainedRun
+from mri_alm.evaluation.analysis import evaluate
+from mri_alm.scoring.new_exams import operating_point
 
 FOLDS: dict[str, Any] = {
     "split_rule": "partition", "splits": 5, "checkpoint_rule": "last", "mu_cap": 1, "max_epochs": 1, "max_fn": 1,
@@ -70,3 +83,88 @@ def test_the_report_says_how_patients_were_dealt(run: Path) -> None:
     text = (run / "report.html").read_text()
     assert "5 folds of the training patients, every positive one held out once" in text
     assert "random stratified splits" not in text
+
+
+# --- The decision -----------------------------------------------------------------------------------------------------
+
+
+def load(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def test_the_threshold_is_the_second_smallest_held_out_score_with_the_bound_of_five_folds(run: Path) -> None:
+    point = load(run / "threshold.json")
+    lowest = sorted(float(row["logit"]) for row in read_rows(run / "heldout.csv") if row["label"] == "1")
+    assert point["threshold"] == pytest.approx(expit(lowest[1]), abs=1e-12)
+    assert (point["rule"], point["rank"], point["folds"]) == ("minmax", 2, 5)
+    assert point["expected_miss_rate"] == pytest.approx((2 + 2 - 1) / (10 + 2))
+    assert point["miss_rate_upper_95"] is None
+
+
+def test_exams_are_decided_by_the_largest_member_score_in_training_and_in_scoring(
+    manifest: Path, run: Path, tmp_path: Path
+) -> None:
+    rows = read_rows(manifest)
+    trained, point = TrainedRun(run), load(run / "threshold.json")
+    prepare, ensemble = trained.preprocessing(), trained.ensemble()
+    items = [row | {c: str(manifest.parent / row[c]) for c in ("t2", "adc", "hbv")} | {"index": 0} for row in rows]
+    with torch.no_grad():
+        logits = ensemble(torch.stack([prepare(item)["image"] for item in items])).double().numpy()
+    test = [i for i, row in enumerate(rows) if row["side"] == "test"]
+    largest = logits.max(1)
+    assert (largest > logits.mean(1)).all()
+    found = read_rows(run / "scores.csv")
+    assert [float(row["logit"]) for row in found] == pytest.approx(largest[test].tolist(), abs=1e-5)
+    wanted = [str(int(logit >= logit_of(point["threshold"]))) for logit in largest[test]]
+    assert [row["dce_needed"] for row in found] == wanted
+    labels = [int(rows[i]["label"]) for i in test]
+    assert load(run / "metrics.json")["test"]["ensemble_auc"] == pytest.approx(roc_auc_score(labels, largest[test]))
+
+    settings = {"run_dir": str(run), "input": str(manifest), "output": str(tmp_path / "out"), "salt": "s"}
+    scoring = ConfigWorkflow(
+        "configs/inference.json", "configs/metadata.json", logging_file=None, workflow_type="infer", **settings
+    )
+    scoring.initialize()
+    scoring.run()
+    scored = read_rows(tmp_path / "out" / "scores.csv")
+    assert [float(row["logit"]) for row in scored] == pytest.approx(largest.tolist(), abs=1e-5)
+    wanted = [str(int(logit >= logit_of(point["threshold"]))) for logit in largest]
+    assert [row["dce_needed"] for row in scored] == wanted
+    assert load(tmp_path / "out" / "report.json")["threshold"] == {
+        name: value for name, value in point.items() if name != "checkpoints"
+    }
+    with_cohort = operating_point(trained, run / "scores.csv", manifest, alpha=0.5, eps=0.5)
+    assert with_cohort.folds == 0  # another rule, whose scores are the largest members' all the same
+    assert 0 < with_cohort.threshold in {float(row["score"]) for row in found}
+
+
+def logit_of(score: float) -> float:
+    return float(np.log(score / (1 - score)))
+
+
+def test_report_and_bundle_say_rule_and_bound(manifest: Path, run: Path, tmp_path: Path) -> None:
+    trained = TrainedRun(run)
+    words = trained.point.in_words()
+    assert "at most 25.0 % of new patients who need DCE are missed" in words
+    assert words.replace("\n", " ") in html.unescape((run / "report.html").read_text())
+    evaluation = evaluate({"run": run / "scores.csv"}, manifest, run=run, draws=10)
+    assert [slider.key for slider in evaluation.trade_offs] == ["evaluated"]  # its law is not that of a largest score
+    card = html.unescape((run / "report.html").read_text())
+    assert "one model each, the largest logit counts." in card
+
+    bundle = tmp_path / "bundle"
+    export_bundle(trained, bundle, licence=Path("LICENSE"))
+    text = (bundle / "docs" / "README.md").read_text()
+    assert words in text
+    assert "| members | 5 networks, the largest logit counts, then the sigmoid |" in text
+    description = load(bundle / "configs" / "metadata.json")["description"]
+    assert description.endswith(
+        ", 5 folds of patients, the largest logit of their members, threshold by the minmax rule."
+    )
+    assert RunFolder(bundle).operating_point()[0] == trained.point
+    parser = ConfigParser(load(bundle / "configs" / "inference.json"))
+    network = parser.get_parsed_content("network_def").eval()
+    network.load_state_dict(torch.load(bundle / "models" / "model.pt", weights_only=True))
+    image = torch.randn(2, 3, 8, 8, 8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.equal(network(image), trained.ensemble()(image).amax(1, keepdim=True))
