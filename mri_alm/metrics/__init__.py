@@ -33,6 +33,7 @@ from mri_alm.metrics.threshold import (
     neyman_pearson_rank,
     neyman_pearson_threshold,
     one_score_per_patient,
+    rule_in_words,
 )
 from mri_alm.metrics.uncertainty import (
     AucEstimate,
@@ -80,4 +81,5 @@ __all__ = [
     "one_score_per_patient",
     "partial_auc",
     "predict_at_tpr",
+    "rule_in_words",
 ]

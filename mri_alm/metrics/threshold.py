@@ -144,6 +144,7 @@ def _check_minmax(fields: Fields, n: int, rank: int) -> None:
 
 
 MINMAX = "minmax"  # the rule's name in a file
+MOST_FOR_MINMAX = 60  # positives; with more, a cohort split in two promises more and spares as many
 
 ScoreSource = Literal["calibration", "pooled"]
 
@@ -340,6 +341,27 @@ def certificate_in_words(n: int, alpha: float = 0.1, eps: float = 0.1) -> str:
     needed = minimum_positives(alpha, eps)
     rate = f"certify a miss rate of {100 * alpha:g} % at {100 * (1 - eps):g} % confidence"
     return f"{n} positives can {rate}." if n >= needed else f"{n} positives cannot {rate}; {needed} can."
+
+
+def rule_in_words(n: int, alpha: float = 0.1) -> str:
+    """Which rule to take with ``n`` positives in all and none beside, known before anything is trained.
+
+    Args:
+        n: Positive patients of the training cohort, >= 1.
+        alpha: Largest acceptable miss rate, on average over cohorts, in (0, 1).
+
+    Raises:
+        InputError: If an argument is out of range.
+    """
+    rate, rank = f"{100 * alpha:g} %", conformal_rank(n, alpha)
+    if n < 2 or rank == 0:
+        return f"{n} positives: no rule keeps the share missed at {rate} on average; examine everyone."
+    if n > MOST_FOR_MINMAX:
+        return f"{n} positives: keep half of them out of training, and give them to score.py --calibration."
+    return (
+        f"{n} positives: --split_rule partition --splits loo --max_fn {rank - 1} misses at most "
+        f"{100 * minmax_bound(n, n, rank):.1f} % on average over cohorts."
+    )
 
 
 def conformal_rank(n: int, alpha: float) -> int:

@@ -34,6 +34,7 @@ from mri_alm.metrics.threshold import (
     fixed_fn_threshold,
     minmax_threshold,
     one_score_per_patient,
+    rule_in_words,
 )
 from mri_alm.phantom.cohort import make_cohort
 from mri_alm.runtime.atomic import private_files
@@ -133,6 +134,7 @@ class TrainingRun:
 
     def _set_up(self) -> None:
         logger.info("Held out: %s", certificate_in_words(len(self.held_out)))
+        logger.info("Which rule: %s", rule_in_words(len({s.patient for s in self.cohort.train if s.label})))
         for split in range(self.config["splits"]):
             self.splits.finished(split)  # a folder of another cohort is refused before anything is written
         self._prepare()  # before the claim: the way to leave out a study that fails is another setting

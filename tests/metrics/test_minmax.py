@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mri_alm.bundle.run_folder import RunFolder
 from mri_alm.errors import InputError
-from mri_alm.metrics import OperatingPoint, minmax_bound, minmax_threshold
+from mri_alm.metrics import OperatingPoint, minmax_bound, minmax_threshold, rule_in_words
 
 DRAWS, NEW = 4000, 20
 
@@ -175,3 +175,18 @@ def test_as_many_members_as_folds(tmp_path: Path) -> None:
         else:
             with pytest.raises(InputError, match="folds must be 12, the number of checkpoints, found 13"):
                 RunFolder(tmp_path).operating_point()
+
+
+@pytest.mark.parametrize(
+    ("n", "alpha", "text"),
+    [
+        (1, 0.9, "1 positives: no rule keeps the share missed at 90 % on average; examine everyone."),
+        (8, 0.1, "8 positives: no rule keeps the share missed at 10 % on average; examine everyone."),
+        (9, 0.1, "9 positives: --split_rule partition --splits loo --max_fn 0 misses at most 10.0 % on average over"),
+        (13, 0.1, "13 positives: --split_rule partition --splits loo --max_fn 0 misses at most 7.1 % on average over"),
+        (60, 0.1, "60 positives: --split_rule partition --splits loo --max_fn 5 misses at most 9.8 % on average over"),
+        (61, 0.1, "61 positives: keep half of them out of training, and give them to score.py --calibration."),
+    ],
+)
+def test_which_rule_is_said_before_training(n: int, alpha: float, text: str) -> None:
+    assert rule_in_words(n, alpha).startswith(text)
