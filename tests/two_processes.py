@@ -25,7 +25,7 @@ CASES: dict[str, dict[str, Any]] = {
     "bank": {"negative_bank": 200},
     "per_epoch": {"dual_update": "per_epoch"},
     "falling": {
-        "schedule": MuSchedule(dual_decay=0.2, gradient_cap=0.3),
+        "schedule": MuSchedule(rho=3, dual_decay=0.2, gradient_cap=0.3),
         "constraint": RankingConstraint(0.1, tolerance=0.05),
     },
     "pairwise_base": {"base": MiniBatchAUC()},
