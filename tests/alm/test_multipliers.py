@@ -405,6 +405,8 @@ def test_auto_run_goes_on_the_same_after_a_break() -> None:
     _, alm = share_of_epochs("auto_run", epochs=4)
     again = objective(BinaryCrossEntropy(), 60, "auto_run", score="probability", schedule=alm.schedule)
     again.load_state_dict(alm.state_dict())
+    assert torch.equal(alm.ratios, again.ratios)
+    assert alm.ratios[1] == 4
     reports = []
     for one in (alm, again):
         one(SCORE.clone().requires_grad_(), LABEL, torch.arange(6))
