@@ -88,10 +88,11 @@ for number in range(3):
 prepare(root, output.with_name("warm"))  # what is imported, and the threads, are no matter of this test
 path = root / "10001_1000001" / "10001_1000001_t2w.mha"
 small = sitk.ReadImage(str(path))
-size = [33 * n for n in small.GetSize()]
+times = int((2**26 / small.GetNumberOfPixels()) ** (1 / 3))  # as many voxels as an exam may have
+size = [times * n for n in small.GetSize()]
 large = sitk.Resample(
     small, size, sitk.Transform(), sitk.sitkNearestNeighbor, small.GetOrigin(),
-    [s / 33 for s in small.GetSpacing()], small.GetDirection(), 0, sitk.sitkUInt8,
+    [s / times for s in small.GetSpacing()], small.GetDirection(), 0, sitk.sitkUInt8,
 )
 sitk.WriteImage(large, str(path), True)
 voxels = large.GetNumberOfPixels()

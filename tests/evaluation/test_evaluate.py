@@ -568,7 +568,7 @@ def test_a_folder_that_is_no_run(files: Files, trained: Path, tmp_path: Path, br
                 copy = folder / path.relative_to(trained)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 copy.write_bytes(b"{}" if str(path.relative_to(trained)) == broken else path.read_bytes())
-    message = r"is no run folder of this version \(KeyError" if broken else r"cannot be read .*--run takes the folder"
+    message = r"is no run folder of this version \(DamagedFileError: .*found" if broken else "--run takes the folder"
     with pytest.raises(InputError, match=message):
         evaluate({"a": files[1]}, files[0], run=folder)
 

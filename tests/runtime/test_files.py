@@ -158,7 +158,8 @@ def test_a_checkpoint_that_would_run_code_is_refused(tmp_path: Path, form: str) 
         torch.save({"model": Bomb(target)}, path)
     else:
         path.write_bytes(pickle.dumps({"model": Bomb(target)}, protocol=2))
-    with pytest.raises(InputError, match=r"x\.pt is no checkpoint of this project: its archive names pathlib\."):
+    said = "is no checkpoint of this project: its archive names" if form == "torch" else r"\(UnpicklingError\)"
+    with pytest.raises(InputError, match=rf"x\.pt .*{said}"):
         load_tensors(path)
     assert not target.exists()
 

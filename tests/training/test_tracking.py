@@ -148,7 +148,7 @@ def bare(tmp_path: Path) -> Path:
     """A run folder with what is logged of one split, without a training."""
     pytest.importorskip("mlflow", reason="MLflow is not installed: pip install 'mri-alm[tracking]'")
     (tmp_path / "split_0").mkdir()
-    (tmp_path / "config.json").write_text('{"settings": {}, "versions": {}}')
+    (tmp_path / "config.json").write_text('{"settings": {}, "versions": {}, "config": {}}')
     (tmp_path / "metrics.json").write_text("{}")
     (tmp_path / "split_0" / "split.json").write_text(json.dumps({"epochs": EPOCHS, "best": {"epoch": 2}}))
     (tmp_path / "split_0" / "model.pt").write_bytes(b"weights")
