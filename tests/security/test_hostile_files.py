@@ -327,7 +327,10 @@ ODD: dict[str, tuple[Any, str]] = {
     "shape": (RIGHT | {"layer.bias": torch.zeros(2)}, "layer.bias is float32 (2,) instead of float32 (1,)"),
     "kind": (RIGHT | {"layer.bias": torch.zeros(1).double()}, "layer.bias is float64 (1,) instead of float32 (1,)"),
     "complex": (RIGHT | {"layer.bias": torch.zeros(1) * 1j}, "layer.bias is complex64 (1,) instead of float32 (1,)"),
-    "sparse": (RIGHT | {"layer.bias": torch.zeros(1).to_sparse()}, "its archive names torch._utils._rebuild_sparse_tensor"),
+    "sparse": (
+        RIGHT | {"layer.bias": torch.zeros(1).to_sparse()},
+        "its archive names torch._utils._rebuild_sparse_tensor",
+    ),
     "no number": (RIGHT | {"layer.bias": torch.tensor([torch.nan])}, "layer.bias holds values that are no finite"),
     "infinite": (RIGHT | {"layer.bias": torch.tensor([torch.inf])}, "layer.bias holds values that are no finite"),
     "mask": (RIGHT | {"mask": torch.tensor([torch.nan, -torch.inf])}, "mask holds values that are no finite"),
