@@ -1,4 +1,5 @@
 import logging
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -6,7 +7,7 @@ from typing import Any
 
 import pytest
 from shell import WarmPython
-from small_cohort import train, write_cohort
+from small_cohort import read_rows, train, write_cohort, write_manifest
 
 ROOT = Path(__file__).parents[1]
 
@@ -44,6 +45,15 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(manifest: Path, tmp_path_factory: pytest.TempPathFactory, at_root: None) -> Path:
     """A finished run on it; not to be changed."""
     return train(manifest, tmp_path_factory.mktemp("trained") / "run")
+
+
+@pytest.fixture(scope="session")
+def one_exam(manifest: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table with the last exam of it, to score; not to be changed."""
+    folder, row = tmp_path_factory.mktemp("exam"), read_rows(manifest)[-1]
+    images = ("t2", "adc", "hbv")
+    files = [shutil.copy(manifest.parent / row[name], folder / f"{name}.nii").name for name in images]
+    return write_manifest(folder / "exam.csv", [[row["study"], *files]], ("study", *images))
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from conftest import ROOT
 from shell import WarmPython
-from small_cohort import read_rows, write_manifest
 
 from mri_alm.bundle.inspection import inspect_bundle
 from mri_alm.bundle.settings import SETTINGS, TABLE
@@ -20,24 +19,14 @@ from mri_alm.bundle.shipped import FORMS, differences, settings_in, shipped_conf
 from mri_alm.bundle.trained_run import TrainedRun
 from mri_alm.errors import InputError
 
-IMAGES = ("t2", "adc", "hbv")
 Score = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-@pytest.fixture(scope="module")
-def table(manifest: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One exam to score."""
-    folder = tmp_path_factory.mktemp("exam")
-    row = read_rows(manifest)[-1]
-    files = [shutil.copy(manifest.parent / row[name], folder / f"{name}.nii").name for name in IMAGES]
-    return write_manifest(folder / "exam.csv", [[row["study"], *files]], ("study", *IMAGES))
-
-
 @pytest.fixture
-def score(python: WarmPython, table: Path, tmp_path: Path) -> Score:
+def score(python: WarmPython, one_exam: Path, tmp_path: Path) -> Score:
     def run(model: Path, *words: Any) -> "subprocess.CompletedProcess[str]":
         output = tmp_path / "scores"
-        return python.run("pipelines/score.py", "--model", model, "--input", table, "--output", output, *words)
+        return python.run("pipelines/score.py", "--model", model, "--input", one_exam, "--output", output, *words)
 
     return run
 

@@ -94,7 +94,7 @@ def test_everybody_may_read_an_exported_bundle(trained: Path, tmp_path: Path, ma
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["run", "bundle"])
 def test_scoring_writes_nothing_into_the_model_s_folder(
-    trained: Path, manifest: Path, tmp_path: Path, kind: str
+    trained: Path, one_exam: Path, tmp_path: Path, kind: str
 ) -> None:
     model = tmp_path / "model"
     if kind == "run":
@@ -106,7 +106,7 @@ def test_scoring_writes_nothing_into_the_model_s_folder(
     times = {path: path.stat().st_mtime_ns for path in (model, *model.rglob("*"))}
     before = snapshot(model)
     try:
-        program, words = ROOT / "pipelines" / "score.py", ["--model", model, "--input", manifest, "--threads", "2"]
+        program, words = ROOT / "pipelines" / "score.py", ["--model", model, "--input", one_exam, "--threads", "2"]
         command = [sys.executable, program, *words, "--output", tmp_path / "out"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr

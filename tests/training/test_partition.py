@@ -102,8 +102,9 @@ def test_the_threshold_is_the_second_smallest_held_out_score_with_the_bound_of_f
 
 
 def test_exams_are_decided_by_the_largest_member_score_in_training_and_in_scoring(
-    manifest: Path, run: Path, tmp_path: Path
+    manifest: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("mri_alm.scoring.new_exams.study_picture", lambda *_: b"")
     rows = read_rows(manifest)
     trained, point = TrainedRun(run), load(run / "threshold.json")
     prepare, ensemble = trained.preprocessing(), trained.ensemble()
