@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"  names    {place}: {text}")
     others = [file for file in files if not file.own]
     if not others:
-        print(f"{len(files)} configs of mri-alm, other values of settings at most: they do what the shipped ones do.")
+        print(f"All that runs is mri-alm's own ({len(files)} configs), with other values of settings at most.")
         return 0
     print(
         f"{len(others)} of {len(files)} files are somebody's program. `monai.bundle run` executes it with your rights, "

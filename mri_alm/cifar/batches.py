@@ -48,7 +48,27 @@ class CropFlip:
         return corner[0] + window, corner[1] + torch.where(mirrored, window.flip(0), window)
 
 
-class ImagePart:
+class DevicePart:
+    """Labels and indices of one part of a set, on the device; what gives its images is a subclass.
+
+    Args:
+        images: The set.
+        part: ``"training"``, ``"validation"`` or ``"test"``.
+        split: Which draw.
+        device: Where they lie.
+    """
+
+    def __init__(self, images: ImageSet, part: str, split: int, device: torch.device | str) -> None:
+        self.device, self.rows = torch.device(device), images.rows(part, split)
+        self.label = torch.from_numpy(images.label[self.rows]).to(device)
+        self.index = torch.from_numpy(self.rows).to(device)
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.label)
+
+
+class ImagePart(DevicePart):
     """The images of one part of a set, on the device, ready to be gathered into batches.
 
     Args:
@@ -68,20 +88,14 @@ class ImagePart:
         device: torch.device | str = "cpu",
         transform: CropFlip | None = None,
     ) -> None:
-        self.device, self.transform = torch.device(device), transform
-        rows = images.rows(part, split)
+        super().__init__(images, part, split, device)
+        self.transform = transform
         border = transform.padding if transform else 0
-        pixels = torch.from_numpy(images.image[rows]).permute(0, 2, 3, 1)
+        pixels = torch.from_numpy(images.image[self.rows]).permute(0, 2, 3, 1)
         # Channels last: gathered rows then are a channels-last batch, which convolutions are fastest on.
         self.pixels = torch.nn.functional.pad(pixels, (0, 0, border, border, border, border)).contiguous().to(device)
-        self.label = torch.from_numpy(images.label[rows]).to(device)
-        self.index = torch.from_numpy(rows).to(device)
         mean, deviation = (torch.tensor(values, device=device) for values in STATISTICS[str(images.record["dataset"])])
         self.scale, self.shift = 1 / (255 * deviation), -mean / deviation
-
-    def __len__(self) -> int:
-        """Number of images."""
-        return len(self.label)
 
     def batch(self, positions: Sequence[int] | Tensor) -> dict[str, Tensor]:
         """Images, labels and indices in the set of the images at these positions of the part.

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
+from mri_alm.cifar.batches import DevicePart
 from mri_alm.cifar.sets import Draw, ImageSet
 from mri_alm.errors import InputError, one_of
 
@@ -140,7 +141,7 @@ class FlipTurnZoom:
         return 2 * torch.rand(*shape, generator=self.generator) - 1
 
 
-class ShapePart:
+class ShapePart(DevicePart):
     """The images of one part of a set, on the device, for :class:`mri_alm.cifar.BatchLoader`.
 
     Args:
@@ -161,15 +162,9 @@ class ShapePart:
         device: torch.device | str = "cpu",
         transform: FlipTurnZoom | None = None,
     ) -> None:
-        self.device, self.transform = torch.device(device), transform
-        rows = images.rows(part, split)
-        self.voxels = torch.from_numpy(images.image[rows]).to(device)
-        self.label = torch.from_numpy(images.label[rows]).to(device)
-        self.index = torch.from_numpy(rows).to(device)
-
-    def __len__(self) -> int:
-        """Number of images."""
-        return len(self.label)
+        super().__init__(images, part, split, device)
+        self.transform = transform
+        self.voxels = torch.from_numpy(images.image[self.rows]).to(device)
 
     def batch(self, positions: Sequence[int] | Tensor) -> dict[str, Tensor]:
         """Images, labels and indices in the set of the images at these positions of the part.

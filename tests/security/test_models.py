@@ -343,7 +343,7 @@ def test_files_that_python_runs_without_being_asked_are_seen(python: WarmPython,
 
 
 def test_no_line_of_the_list_can_be_forged(python: WarmPython, tmp_path: Path) -> None:
-    line = "\n1 configs of mri-alm, other values of settings at most"
+    line = "\nAll that runs is mri-alm's own"
     (tmp_path / f"a{line}.json").write_text(json.dumps({f"x{line}": {"_target_": "os.system"}}))
     done = inspect(python, tmp_path)
     assert done.returncode == 1
