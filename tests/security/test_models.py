@@ -70,6 +70,19 @@ def test_what_is_executed_is_the_shipped_config_with_the_run_s_settings(trained:
     assert run.settings["drop_hbv"] == 0.0
 
 
+def test_servers_that_a_run_s_settings_name_are_not_asked(stranger: Path, score: Score) -> None:
+    servers = {
+        "tracking": "mlflow",
+        "tracking_uri": "http://127.0.0.1:9",
+        "backend": "ray",
+        "ray_address": "127.0.0.1:9",
+    }
+    edit(stranger, lambda config: config.update(servers))
+    done = score(stranger)
+    assert done.returncode == 0, done.stderr
+    assert "127.0.0.1" not in done.stdout + done.stderr + (stranger.parent / "scores" / "report.json").read_text()
+
+
 @pytest.mark.parametrize("form", FORMS, ids="+".join)
 def test_every_shipped_config_is_its_own_and_no_other(form: tuple[str, ...]) -> None:
     config = shipped_config(*form)
@@ -126,6 +139,10 @@ ATTACKS: dict[str, Callable[[dict[str, Any], str], Any]] = {
     "another run's secret": lambda c, m: c["preprocessing"].append(
         {"_target_": "mri_alm.runtime.files.write_bytes", "path": m, "content": "$open('salt').read()"}
     ),
+    "a server of the sender": lambda c, _: c["train"]["handlers"].append(
+        {"_target_": "MLFlowHandler", "tracking_uri": "http://127.0.0.1:9"}
+    ),
+    "a cluster of the sender": lambda c, _: c["pool"].update(address="127.0.0.1:9"),
     "expression in a setting": lambda c, m: c.update(dropout=PATH.format(m)),
     "expression in a list": lambda c, m: c.update(features=[2, PATH.format(m)]),
     "component as a setting": lambda c, m: c.update(
