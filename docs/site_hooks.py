@@ -4,12 +4,14 @@ MkDocs loads this file for its hooks, and griffe, which reads the docstrings, fo
 """
 
 import ast
+import html
 import posixpath
 import re
 from pathlib import Path
 from typing import Any
 
 import griffe
+from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
@@ -63,6 +65,23 @@ def on_page_markdown(markdown: str, *, page: Any, files: Files, **_: Any) -> str
     return re.sub(r"(?<!\[)`((?:docs/|cohorts/|docker/|benchmarks/)[\w/.-]*(?:\.md|/)|[A-Z]+\.md)`", name, markdown)
 
 
+def on_page_content(text: str, **_: Any) -> str:
+    """Turn the formulas that ``pymdownx.arithmatex`` has found into MathML, which browsers draw without a script.
+
+    Raises:
+        latex2mathml.exceptions: If a formula is not LaTeX; the build stops.
+    """
+
+    def inline(match: re.Match[str]) -> str:
+        return convert(html.unescape(match[1]))
+
+    def block(match: re.Match[str]) -> str:
+        return f'<div class="formula">{convert(html.unescape(match[1]), display="block")}</div>'
+
+    text = re.sub(r'<span class="arithmatex">\\\((.*?)\\\)</span>', inline, text, flags=re.DOTALL)
+    return re.sub(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', block, text, flags=re.DOTALL)
+
+
 def _site_name(name: str) -> str:
     """A page's name on the site: MkDocs would take the README for the front page, which is docs/index.md."""
     return "overview.md" if name == "README.md" else name
@@ -87,9 +106,10 @@ class PlainRoles(griffe.Extension):
 
     @staticmethod
     def plain(text: str) -> str:
-        """The text with code in place of roles and formulas."""
-        text = re.sub(r":(?:func|class|meth|mod|data|attr|exc|math):`~?([^`]+)`", r"`\1`", text)
-        text = re.sub(r"^( *)\.\. math::\s+(.*)$", r"\1`\2`", text, flags=re.MULTILINE)
+        """The text with Markdown's code and formulas in place of roles."""
+        text = re.sub(r":(?:func|class|meth|mod|data|attr|exc):`~?([^`]+)`", r"`\1`", text)
+        text = re.sub(r":math:`([^`]+)`", r"$\1$", text)
+        text = re.sub(r"^( *)\.\. math::\s+(.*)$", r"\1$$\2$$", text, flags=re.MULTILINE)
         return re.sub(r"::$", ":", text, flags=re.MULTILINE)
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
