@@ -1,5 +1,6 @@
 """Networks: one image tensor in, logits out."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, normalize
 from torch.utils.checkpoint import checkpoint
 
-from mri_alm.errors import InputError
+from mri_alm.errors import InputError, one_of
 
 
 class OneBranchCNN(nn.Module):
@@ -50,13 +51,18 @@ class OneBranchCNN(nn.Module):
 
 
 class TwoBranchCNN(nn.Module):
-    """Two identical, parallel 3D paths, one for diffusion and one for T2, that meet in the fully connected layer.
+    """Two parallel 3D paths, one for diffusion and one for T2, that meet in the last layer or after their first stage.
 
     Each stage of a path is convolution (kernel 3), max-pooling by 2, normalisation (optional) and ReLU; after the last
-    stage the feature maps are reduced to their maximum and mean over space, so that any image size fits. The paths do
-    not share weights. With the default three stages a feature sees 22 voxels along each axis (its receptive field:
-    3 -> 4 -> 8 -> 10 -> 18 -> 22), that is 62 x 62 x 66 mm on the default grid of 2.8 x 2.8 x 3 mm, and the network has
-    35 449 parameters (two diffusion channels and one T2 channel, no normalisation).
+    stage the feature maps are reduced over space, so that any image size fits. The paths do not share weights. With the
+    default three stages a feature sees 22 voxels along each axis (its receptive field: 3 -> 4 -> 8 -> 10 -> 18 -> 22),
+    that is 62 x 62 x 66 mm on the default grid of 2.8 x 2.8 x 3 mm, and the network has 35 449 parameters (two
+    diffusion channels and one T2 channel, no normalisation).
+
+    With ``fusion="late"`` the paths are identical and only their pooled features meet, so that the network cannot see
+    whether findings of the two lie in the same place. With ``"spatial"`` each path has the first stage only; the
+    maps of both are joined, and the further stages see them together. Those stages are the square root of 2 wider, down
+    to a multiple of 4, which gives 33 217 parameters with the same stages.
 
     Args:
         diffusion_channels: Leading channels of the input that go down the diffusion path.
@@ -65,13 +71,17 @@ class TwoBranchCNN(nn.Module):
         norm: MONAI normalisation of each stage, such as ``"instance"`` or ``("group", {"num_groups": 4})``; None: none.
         dropout: Probability of dropping a feature in front of the fully connected layer, in [0, 1).
         cosine_scale: With a number the last layer is LDAM's normalised head, `CosineContrast` of that scale.
+        fusion: ``"late"`` or ``"spatial"``, see above.
+        pooling: How maps are reduced over space: ``"max_mean"``, `MaxMean`; ``"lse"``, `LogSumExp`; ``"attention"``,
+            `GatedAttention`.
 
     Raises:
-        InputError: If a path would have no stage, or a stage no channels.
+        InputError: If a path would have no stage, a stage no channels, ``"spatial"`` no stage behind the join, or if
+            fusion or pooling is unknown.
 
     References:
-        Sangalli et al., NeurIPS 2021, supplement ("two, identical and parallel structures"); kernel sizes, widths
-        and the reduction over space are not given there and are ours.
+        Sangalli et al., NeurIPS 2021, supplement ("two, identical and parallel structures"): late fusion; kernel sizes,
+        widths and the reduction over space are not given there and are ours.
     """
 
     def __init__(
@@ -83,6 +93,8 @@ class TwoBranchCNN(nn.Module):
         norm: str | tuple[str, dict[str, object]] | None = None,
         dropout: float = 0.0,
         cosine_scale: float | None = None,
+        fusion: str = "late",
+        pooling: str = "max_mean",
     ) -> None:
         super().__init__()
         if min(diffusion_channels, t2_channels, len(features), *features) < 1:
@@ -90,22 +102,91 @@ class TwoBranchCNN(nn.Module):
                 f"Each path needs a channel and a stage: got diffusion_channels={diffusion_channels}, "
                 f"t2_channels={t2_channels}, features={list(features)}."
             )
+        one_of("fusion", fusion, ("late", "spatial"))
         self.channels = [int(diffusion_channels), int(t2_channels)]
-        self.diffusion = _path(diffusion_channels, features, norm)
-        self.t2 = _path(t2_channels, features, norm)
+        own, joined = (features, []) if fusion == "late" else _around_the_join(features)
+        self.diffusion = _path(diffusion_channels, own, norm)
+        self.t2 = _path(t2_channels, own, norm)
+        self.spatial = bool(joined)
+        self.joined = _path(2 * own[-1], joined, norm)  # empty, and not called, in late fusion
+        width = joined[-1] if joined else features[-1]
+        self.pools = nn.ModuleList([_pool(pooling, width) for _ in range(1 if joined else 2)])
         self.dropout = nn.Dropout(dropout)
-        width = 4 * features[-1]
+        width *= len(self.pools) * (2 if pooling == "max_mean" else 1)
         self.head = nn.Linear(width, 1) if cosine_scale is None else CosineContrast(width, cosine_scale)
 
     def forward(self, image: Tensor) -> Tensor:
         """Logits ``(B, 1)`` of an image ``(B, diffusion_channels + t2_channels, X, Y, Z)``."""
         diffusion, t2 = torch.split(image, self.channels, dim=1)
-        maps = [self.diffusion(diffusion).flatten(2), self.t2(t2).flatten(2)]
-        features = torch.cat([maps[0].amax(2), maps[0].mean(2), maps[1].amax(2), maps[1].mean(2)], dim=1)
+        maps = [self.diffusion(diffusion), self.t2(t2)]
+        if self.spatial:
+            maps = [self.joined(torch.cat(maps, dim=1))]
+        features = torch.cat([pool(maps[number].flatten(2)) for number, pool in enumerate(self.pools)], dim=1)
         features = self.dropout(features)
         if torch.jit.is_scripting():  # TorchScript cannot turn autocast off
             return self.head(features)
         return in_float32(self.head, features)
+
+
+class MaxMean(nn.Module):
+    """Maps reduced over space to their maxima and their means."""
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Maps ``(B, F, N)`` of N places -> ``(B, 2 F)``."""
+        return torch.cat([maps.amax(2), maps.mean(2)], dim=1)
+
+
+class LogSumExp(nn.Module):
+    """Maps reduced over space to ``log(mean(exp(r x))) / r``: between the mean (r to 0) and the maximum (large r).
+
+    Unlike the maximum it has a gradient at every place; places that are 1 / r below the highest count e times less.
+
+    Args:
+        sharpness: r, > 0, the reciprocal of a temperature.
+
+    References:
+        Pinheiro and Collobert, CVPR 2015, whose r of 5 is the default.
+    """
+
+    def __init__(self, sharpness: float = 5.0) -> None:
+        super().__init__()
+        self.sharpness = sharpness
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Maps ``(B, F, N)`` of N places -> ``(B, F)``, float32."""
+        total = torch.logsumexp(self.sharpness * maps.float(), dim=2)
+        return (total - math.log(maps.shape[2])) / self.sharpness
+
+
+class GatedAttention(nn.Module):
+    """Maps reduced over space to a mean whose weights the network finds: one weight a place, for all maps.
+
+    Args:
+        features: Number of maps F; a quarter of it, at least one, are the hidden units of each of the two layers that
+            the weight is made of.
+
+    References:
+        Ilse et al., ICML 2018, equation 9: softmax over the places of ``w . (tanh(V x) * sigmoid(U x))``.
+    """
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        hidden = max(1, features // 4)
+        self.value, self.gate = nn.Linear(features, hidden), nn.Linear(features, hidden)
+        self.weight = nn.Linear(hidden, 1, bias=False)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Maps ``(B, F, N)`` of N places -> ``(B, F)``."""
+        places = maps.transpose(1, 2)
+        weights = self.weight(torch.tanh(self.value(places)) * torch.sigmoid(self.gate(places))).softmax(dim=1)
+        return (places * weights).sum(dim=1)
+
+
+def _pool(name: str, features: int) -> nn.Module:
+    one_of("pooling", name, ("max_mean", "lse", "attention"))
+    if name == "max_mean":
+        return MaxMean()
+    return LogSumExp() if name == "lse" else GatedAttention(features)
 
 
 def in_float32(head: nn.Module, features: Tensor) -> Tensor:
@@ -123,6 +204,15 @@ def _path(channels: int, features: Sequence[int], norm: Any) -> nn.Sequential:
         stages += [convolution, nn.MaxPool3d(2), ADN("NA", in_channels=width, act="RELU", norm=norm, norm_dim=3)]
         channels = width
     return nn.Sequential(*stages)
+
+
+def _around_the_join(features: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Channels of the stages of each path, and of those behind the join, of about as many weights as late fusion."""
+    if len(features) < 2:
+        raise InputError(
+            f'fusion "spatial" needs two stages or more, as the paths meet after the first: got {list(features)}.'
+        )
+    return [features[0]], [max(4, int(math.sqrt(2) * width) // 4 * 4) for width in features[1:]]
 
 
 class NormalizedLinear(nn.Module):

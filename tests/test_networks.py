@@ -1,17 +1,19 @@
 import itertools
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from mri_alm.cifar.networks import resnet10, resnet32
 from mri_alm.errors import InputError
-from mri_alm.networks import OneBranchCNN, TwoBranchCNN
+from mri_alm.networks import GatedAttention, LogSumExp, MaxMean, OneBranchCNN, TwoBranchCNN
 
 DOCUMENTATION = " ".join((TwoBranchCNN.__doc__ or "").split())
 CONFIG = json.loads((Path(__file__).parents[1] / "configs" / "prostate_alm.json").read_text())
@@ -183,6 +185,115 @@ def test_logits_are_float32_under_autocast_so_that_scores_do_not_tie(
     assert logits.dtype == torch.float32
     assert len(logits[:, 0].unique()) == 64 > len(logits[:, 0].bfloat16().unique())
     assert torch.allclose(logits, network(image), atol=0.1 * float(logits.detach().std()))
+
+
+# --- Where the branches meet, and how maps become features ------------------------------------------------------------
+
+FUSED = [
+    (fusion, pooling) for fusion in ("late", "spatial") for pooling in ("max_mean", "lse", "attention")
+]  # the first one is what every test above is about
+
+
+def test_only_joined_maps_let_the_network_see_whether_findings_coincide() -> None:
+    """A late logit is one part of diffusion and one of T2: what an image adds does not depend on the other one."""
+    image, other = torch.randn(2, 1, 3, 16, 16, 16)
+    four = [torch.cat([one[:, :2], two[:, 2:]], 1) for one in (image, other) for two in (image, other)]
+    for fusion, pooling in FUSED:
+        network = TwoBranchCNN(fusion=fusion, pooling=pooling, norm="instance").eval()
+        one, two, three, four_ = network(torch.cat(four))[:, 0].tolist()
+        together = abs(one - two - three + four_)
+        assert together < 1e-6 if fusion == "late" else together > 1e-4, (fusion, pooling)
+
+
+def test_one_finding_in_both_images_counts_where_two_at_a_distance_do_not() -> None:
+    """Weights by hand: each path marks bright voxels, and the joined stage asks for the two marks in one place."""
+    network = TwoBranchCNN(1, 1, (1, 4), fusion="spatial").eval()
+    for parameter in network.parameters():
+        nn.init.zeros_(parameter)
+    convolutions = [module for module in network.modules() if isinstance(module, nn.Conv3d)]
+    for convolution in convolutions:
+        convolution.weight.data[0, :, 1, 1, 1] = 1
+    convolutions[2].bias.data[0] = -1.5  # type: ignore[index, union-attr]
+    network.head.weight.data[0, 0] = 1  # of the maximum
+    apart, together = torch.zeros(2, 1, 2, 16, 16, 16)
+    apart[0, 0, 3, 3, 3] = apart[0, 1, 12, 12, 12] = together[0, 0, 3, 3, 3] = together[0, 1, 3, 3, 3] = 1
+    assert (network(apart).item(), network(together).item()) == (0.0, 0.5)
+
+
+def test_parameters_of_spatial_fusion_are_the_documented_ones() -> None:
+    def convolution(inputs: int, outputs: int) -> int:
+        return outputs * (inputs * 27 + 1)
+
+    by_hand = convolution(2, 8) + convolution(1, 8) + convolution(16, 20) + convolution(20, 44) + 2 * 44 + 1
+    assert sum(parameter.numel() for parameter in TwoBranchCNN(fusion="spatial").parameters()) == by_hand == 33_217
+    assert "33 217 parameters" in DOCUMENTATION
+
+
+def test_the_late_network_has_the_names_that_old_checkpoints_have() -> None:
+    names = [f"{path}.{stage}.conv.{kind}" for path in ("diffusion", "t2") for stage in (0, 3, 6) for kind in WEIGHTS]
+    assert list(TwoBranchCNN().state_dict()) == [*names, *(f"head.{kind}" for kind in WEIGHTS)]
+
+
+WEIGHTS = ("weight", "bias")
+
+
+def test_maps_are_reduced_as_documented() -> None:
+    maps = torch.tensor([[[0.0, 1.0], [3.0, 3.0]], [[1000.0, 0.0], [-1.0, 2.0]]])
+    assert MaxMean()(maps).tolist() == [[1, 3, 0.5, 3], [1000, 2, 500, 0.5]]
+    by_hand = [[math.log((1 + math.exp(5)) / 2) / 5, 3.0], [1000 - math.log(2) / 5, 2 + math.log1p(math.exp(-15)) / 5]]
+    by_hand[1][1] -= math.log(2) / 5
+    torch.testing.assert_close(LogSumExp()(maps), torch.tensor(by_hand), rtol=1e-6, atol=1e-6)
+    assert LogSumExp()(maps.bfloat16()).dtype == torch.float32
+
+
+def test_attention_is_a_mean_with_the_weights_of_ilse() -> None:
+    maps = torch.randn(2, 8, 5)
+    attention = GatedAttention(8)
+    state = {name: value.double().numpy() for name, value in attention.state_dict().items()}
+    for image, found in zip(maps.double().numpy(), attention(maps).detach().numpy(), strict=True):
+        gate = 1 / (1 + np.exp(-(state["gate.weight"] @ image + state["gate.bias"][:, None])))
+        height = state["weight.weight"] @ (np.tanh(state["value.weight"] @ image + state["value.bias"][:, None]) * gate)
+        weight = np.exp(height[0]) / np.exp(height[0]).sum()
+        np.testing.assert_allclose(found, image @ weight, rtol=1e-5, atol=1e-6)
+    assert state["value.weight"].shape == (2, 8)
+    nn.init.zeros_(attention.weight.weight)
+    torch.testing.assert_close(attention(maps), maps.mean(2))
+
+
+@pytest.mark.parametrize(("fusion", "pooling"), FUSED[1:])
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_every_form_exports_and_learns(fusion: str, pooling: str) -> None:
+    network = TwoBranchCNN(features=(2, 4), norm="instance", fusion=fusion, pooling=pooling)
+    image = torch.randn(2, 3, 8, 9, 10)
+    network(image).sum().backward()
+    assert all(parameter.grad is not None for parameter in network.parameters())
+    torch.testing.assert_close(torch.jit.script(network.eval())(image), network(image), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")  # exporters'
+def test_joined_maps_and_attention_export_to_onnx(tmp_path: Path) -> None:
+    for name in ("onnx", "onnxscript"):
+        pytest.importorskip(name, reason="ONNX needs pip install -e '.[export]'")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="ONNX needs pip install -e '.[export]'")
+    network = TwoBranchCNN(features=(2, 4), norm="instance", fusion="spatial", pooling="attention").eval()
+    image = torch.randn(2, 3, 8, 8, 8)
+    torch.onnx.export(network, (image,), tmp_path / "model.onnx", verbose=False)
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    (logit,) = session.run(None, {session.get_inputs()[0].name: image.numpy()})
+    np.testing.assert_allclose(logit, network(image).detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"fusion": "early"}, '^fusion must be one of late, spatial, got "early"'),
+        ({"pooling": "max"}, '^pooling must be one of max_mean, lse, attention, got "max"'),
+        ({"fusion": "spatial", "features": (8,)}, r'^fusion "spatial" needs two stages or more, .*: got \[8\]\.$'),
+    ],
+)
+def test_an_unknown_form_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        TwoBranchCNN(**options)
 
 
 # --- One branch -----------------------------------------------------------------------------------------------------
