@@ -31,7 +31,7 @@ __getattr__, _, __all__ = faces(
     {
         "": [
             "alm", "bundle", "cifar", "cohort", "evaluation", "imaging", "metrics", "networks", "phantom", "runtime",
-            "scoring", "training", *moved.MODULES,
+            "programs", "scoring", "training", *moved.MODULES,
         ],
         "alm.constraint": ["RankingConstraint", "ranking_violation"],
         "alm.lagrangian": ["AugmentedLagrangian"],

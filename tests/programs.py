@@ -1,5 +1,6 @@
-"""The programs of pipelines/ as modules, for tests that call them in this process."""
+"""Programs as modules, for tests that call them in this process."""
 
+import importlib
 import importlib.util
 from pathlib import Path
 from types import ModuleType
@@ -7,9 +8,11 @@ from typing import Any
 
 
 def load_program(name: str) -> ModuleType:
-    """``pipelines/NAME.py``, imported anew without being run."""
-    path = Path(__file__).parents[1] / "pipelines" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"{name}_program", path)
+    """``mri_alm/programs/NAME.py``; or a script by its path in the repository, imported anew without being run."""
+    if "/" not in name:
+        return importlib.import_module(f"mri_alm.programs.{name}")
+    path = Path(__file__).parents[1] / f"{name}.py"
+    spec = importlib.util.spec_from_file_location("program", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -4,13 +4,12 @@ MONAI gives an expression in a config no way to the config it stands in, so :fun
 running parser in the calling frames (docs/decisions.md, 2).
 """
 
-import contextlib
 import json
 import logging
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from importlib.metadata import version
 from pathlib import Path
@@ -37,10 +36,10 @@ from mri_alm.bundle.settings import (
     current_names,
     settle,
 )
-from mri_alm.errors import InputError, did_you_mean, find_cause
+from mri_alm.errors import InputError, did_you_mean
 from mri_alm.runtime.console import tolerate_any_letter
 from mri_alm.runtime.files import write_json
-from mri_alm.runtime.interruption import answer_signals
+from mri_alm.runtime.interruption import answer_signals, user_errors
 
 logger = logging.getLogger("mri_alm")
 
@@ -51,19 +50,6 @@ _KNOWN = (  # the last three are read by mri_alm.training, and by MONAI's --trac
     "imports", "initialize", "run", "finalize", "prepared", "prepared_batches",
     "tracking", "tracking_uri", "save_execute_config",
 )  # fmt: skip
-
-
-@contextlib.contextmanager
-def user_errors() -> Iterator[None]:
-    """Print an :class:`InputError`, also one that MONAI wrapped, without a traceback and leave with status 2."""
-    try:
-        yield
-    except Exception as error:
-        cause = find_cause(error, InputError)
-        if cause is None:
-            raise
-        sys.stderr.write(f"\n{cause}\n")
-        raise SystemExit(2) from error
 
 
 def join(device: Any) -> None:

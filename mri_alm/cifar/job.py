@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from mri_alm.alm.processes import barrier, process_rank
-from mri_alm.bundle.config import running_config, user_errors
+from mri_alm.bundle.config import running_config
 from mri_alm.bundle.run_folder import RunFolder
 from mri_alm.cifar.sets import ImageSet
 from mri_alm.errors import InputError
 from mri_alm.metrics.ranking import auc
 from mri_alm.runtime.files import read_json, write_json
+from mri_alm.runtime.interruption import user_errors
 from mri_alm.training.member import Member, Progress, claimed, splits_to_train, train_in_turn
 
 logger = logging.getLogger("mri_alm")

@@ -127,3 +127,16 @@ def deaf_children() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def user_errors() -> Iterator[None]:
+    """Print an :class:`InputError`, also one that MONAI wrapped, without a traceback and leave with status 2."""
+    try:
+        yield
+    except Exception as error:
+        cause = find_cause(error, InputError)
+        if cause is None:
+            raise
+        sys.stderr.write(f"\n{cause}\n")
+        raise SystemExit(2) from error

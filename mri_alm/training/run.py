@@ -14,7 +14,7 @@ from scipy.special import expit
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from mri_alm.alm.processes import first_process_first, process_rank, world_size
-from mri_alm.bundle.config import running_config, user_errors
+from mri_alm.bundle.config import running_config
 from mri_alm.bundle.old_runs import as_it_began
 from mri_alm.bundle.run_folder import RunFolder, SplitFolder
 from mri_alm.bundle.settings import check_values
@@ -40,7 +40,7 @@ from mri_alm.phantom.cohort import make_cohort
 from mri_alm.runtime.atomic import private_files
 from mri_alm.runtime.bug_reports import BUG_REPORT, UnexpectedError
 from mri_alm.runtime.files import read_json, sha256, write_bytes, write_json
-from mri_alm.runtime.interruption import reached
+from mri_alm.runtime.interruption import reached, user_errors
 from mri_alm.runtime.locks import exclusive_lock
 from mri_alm.runtime.progress import progress_bar
 from mri_alm.runtime.tables import read_table, write_csv

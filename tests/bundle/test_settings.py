@@ -64,7 +64,7 @@ def test_what_a_config_ships_is_allowed(name: str) -> None:
 
 
 def test_the_page_is_that_of_the_table() -> None:
-    written = load_program("../docs/write_settings").page()
+    written = load_program("docs/write_settings").page()
     assert (ROOT / "docs" / "settings.md").read_text("utf-8") == written, "run: make settings"
 
 

@@ -11,7 +11,6 @@ from monai.bundle import ConfigParser
 from scipy.stats import sem, t
 from small_cifar import SETTINGS, write_cifar10
 
-import pipelines.benchmark as program
 from mri_alm.bundle.config import write_run_config
 from mri_alm.bundle.run_folder import RunFolder
 from mri_alm.cifar.job import scores_to_keep
@@ -20,6 +19,7 @@ from mri_alm.cifar.report import make_report, to_markdown, write_both, write_tab
 from mri_alm.cifar.table import TABLES, BenchmarkTable, read_results
 from mri_alm.cifar.training import duration, train_missing
 from mri_alm.errors import InputError
+from mri_alm.programs import benchmark as program
 from mri_alm.runtime.locks import exclusive_lock
 from mri_alm.runtime.tasks import Pool
 
@@ -210,7 +210,7 @@ def test_processes_share_the_models_of_a_table(tables: Path, data: Path, tmp_pat
 def test_the_program_trains_and_prints_a_table(
     tables: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(program, "TABLES", tables)
+    monkeypatch.setattr("mri_alm.cifar.table.TABLES", tables)
     words = ["--table", "cifar10_binary_100", "--protocol", "tiny", "--methods", "alm_bce", "--data", str(data)]
     words += ["--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs")]
     monkeypatch.setattr("sys.argv", ["benchmark.py", *words])

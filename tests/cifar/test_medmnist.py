@@ -15,7 +15,6 @@ from scipy.ndimage import affine_transform
 from scipy.spatial.transform import Rotation
 from torch import nn
 
-import pipelines.benchmark as program
 from mri_alm.bundle.checkpoints import load_tensors
 from mri_alm.cifar.batches import CosineRate
 from mri_alm.cifar.medmnist import FILES, FlipTurnZoom, ShapePart, shape_set
@@ -23,6 +22,7 @@ from mri_alm.cifar.report import columns_of, make_report, to_markdown
 from mri_alm.cifar.sets import ImageSet
 from mri_alm.cifar.table import TABLES, BenchmarkTable, read_results
 from mri_alm.errors import InputError
+from mri_alm.programs import benchmark as program
 from mri_alm.training.engine import EpochEnd
 
 REAL = Path(__file__).parents[3] / "shared" / "data" / "medmnist"
@@ -383,7 +383,7 @@ def test_the_program_trains_and_prints_a_table(
     content["protocols"]["quick"]["shapes"] |= small
     content["loss_settings"]["bce8"]["positives_per_batch"] = 4
     (tmp_path / "tables.json").write_text(json.dumps(content))
-    monkeypatch.setattr(program, "TABLES", tmp_path / "tables.json")
+    monkeypatch.setattr("mri_alm.cifar.table.TABLES", tmp_path / "tables.json")
     words = ["--table", "vessel", "--protocol", "quick", "--methods", "bce", "alm_bce8", "--data", str(data)]
     words += ["--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs")]
     monkeypatch.setattr("sys.argv", ["benchmark.py", *words])

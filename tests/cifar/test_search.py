@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from small_cifar import SETTINGS, write_cifar10
 
-import pipelines.sweep as program
 from mri_alm.cifar.table import TABLES, BenchmarkTable, Training
 from mri_alm.cifar.training import COMMON, DELTA, MU0_RHO, Search, points, write_tuned
 from mri_alm.errors import InputError
+from mri_alm.programs import sweep as program
 from mri_alm.runtime.locks import exclusive_lock
 from mri_alm.runtime.tasks import Pool
 
@@ -156,7 +156,7 @@ def test_the_program_searches_with_real_trainings_and_repeats_none(
     content["protocols"]["tiny"] = {"splits": 1, "binary": tiny}
     content["tables"]["cifar10_binary_100"]["settings"] = {"ratio": 5}
     (tmp_path / "tables.json").write_text(json.dumps(content))
-    monkeypatch.setattr(program, "TABLES", tmp_path / "tables.json")
+    monkeypatch.setattr("mri_alm.cifar.table.TABLES", tmp_path / "tables.json")
     words = ["--table", "cifar10_binary_100", "--protocol", "tiny", "--methods", "a_fl", "--runs", "1"]
     words += ["--workers", "2", "--data", str(write_cifar10(tmp_path / "data"))]
     words += ["--runs-dir", str(tmp_path / "runs"), "--output", str(tmp_path / "tuned.json")]

@@ -2,7 +2,6 @@ import csv
 import json
 import math
 import re
-import runpy
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -26,8 +25,8 @@ from mri_alm.evaluation.performance import decision_counts, performance_of, rank
 from mri_alm.evaluation.tables import Table, latex, write_table
 from mri_alm.metrics.ranking import FprRule, fpr_at_tpr
 from mri_alm.metrics.uncertainty import bootstrap_interval, delong_test
+from mri_alm.programs.evaluate import main
 
-main: Callable[[list[str]], int] = runpy.run_path(str(Path(__file__).parents[2] / "pipelines" / "evaluate.py"))["main"]
 Files = tuple[Path, Path, Path]
 
 

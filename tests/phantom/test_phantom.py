@@ -2,7 +2,6 @@
 
 import csv
 import json
-import runpy
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +18,10 @@ from mri_alm.phantom.anatomy import MIXTURE, draw_anatomy, draw_grades
 from mri_alm.phantom.cohort import make_cohort, plan_cohort
 from mri_alm.phantom.dicom import write_dicom_study
 from mri_alm.phantom.study import HIGH_B, MAX_DRAWN_SHIFT_MM, fit_maps, image_of, make_study, rician
+from mri_alm.programs.make_phantom import main
 
 IMAGES = ("t2", "adc", "hbv", "gland", "zones")
 SHARED = Path(__file__).parents[3] / "shared"
-PROGRAM = Path(__file__).parents[2] / "pipelines" / "make_phantom.py"
 
 
 def voxels(image):
@@ -439,7 +438,6 @@ def test_a_dicom_cohort_has_one_folder_per_study(tmp_path, monkeypatch):
 
 
 def test_program_writes_a_cohort_and_refuses_in_one_sentence(tmp_path, capsys):
-    main = runpy.run_path(str(PROGRAM))["main"]
     assert main([str(tmp_path / "cohort"), "--train", "2", "--test", "2"]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "cohort" / "manifest.csv")
     assert main([str(tmp_path / "cohort"), "--train", "3", "--test", "2"]) == 2

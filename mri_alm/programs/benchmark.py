@@ -1,0 +1,74 @@
+"""Train and print a table, the paper's or MedMNIST's: our numbers beside the printed ones, with intervals and the null.
+
+    python pipelines/benchmark.py --table cifar10_binary_100 --protocol quick --data data/cifar
+    python pipelines/benchmark.py --table vessel --protocol official --data data/medmnist
+
+Goes on from whatever is finished; --report-only trains nothing. Writes results/TABLE/PROTOCOL/METHOD/split_k.json and
+table.md, table.csv, figure.png beside them. Exit status: 0 done, 2 the input cannot be used.
+"""
+
+import argparse
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from mri_alm.runtime.atomic import private_files
+from mri_alm.runtime.console import tolerate_any_letter
+from mri_alm.runtime.interruption import user_errors
+
+
+def parser() -> argparse.ArgumentParser:
+    """Its command line."""
+    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("--table", required=True, help="name of a table of mri_alm/cifar/tables.json")
+    found.add_argument(
+        "--protocol", default="quick", help="paper: as published; quick: smaller, declared in the tables' file"
+    )
+    found.add_argument(
+        "--methods",
+        nargs="+",
+        help="rows such as bce alm_bce published_bce mu1e-4_bce (default: the table's)",
+    )
+    found.add_argument("--splits", type=int, help="models per ensemble (default: the protocol's)")
+    found.add_argument("--seeds", type=int, default=1, help="trainings per split and method (the baseline: 2 at least)")
+    found.add_argument("--data", type=Path, help="folder of the images (default: data/cifar or data/medmnist)")
+    found.add_argument("--results", type=Path, default=Path("results"))
+    found.add_argument("--runs", type=Path, default=Path("runs/benchmark"), help="checkpoints")
+    found.add_argument("--tuned", type=Path, help="configs/tuned.json, as pipelines/sweep.py writes it")
+    found.add_argument("--report-only", action="store_true", help="train nothing")
+    found.add_argument("--workers", type=int, default=1, help="models trained at once (default 1)")
+    found.add_argument("--backend", default="loky", choices=["loky", "ray"], help="processes of this machine, or Ray")
+    found.add_argument(
+        "--ray-address", "--address", help="of a Ray cluster that shares the folders (default: start one here)"
+    )
+    found.add_argument("--gpus-per-task", type=float, default=0, help="Ray: GPUs of each model")
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train what is missing, write the table."""
+    tolerate_any_letter()
+    options = parser().parse_args(arguments)
+    with user_errors(), private_files():
+        from mri_alm.cifar.long_tail_report import write_multiclass_report
+        from mri_alm.cifar.report import make_report, write_table_report
+        from mri_alm.cifar.table import TABLES, BenchmarkTable, read_results
+        from mri_alm.cifar.training import train_missing
+        from mri_alm.runtime.tasks import Pool
+
+        table = BenchmarkTable(TABLES, options.table, options.protocol, options.tuned)
+        splits = options.splits or table.splits
+        plan = table.trainings(options.methods or table.methods(), splits, options.seeds)
+        if not options.report_only:
+            pool = Pool(options.backend, options.workers, options.ray_address, options.gpus_per_task)
+            folders = {"data": options.data or table.data, "runs": options.runs, "results": options.results}
+            if left := train_missing(table, plan, **folders, pool=pool):
+                logging.warning("%d models were left to other processes: start again when those have ended.", left)
+        results = read_results(table, options.results, plan)
+        keys = list(dict.fromkeys(job.method.key for job in plan))
+        place = table.folder(options.results)
+        if table.binary:
+            print(write_table_report(make_report(table, results, keys, splits), place))
+        else:
+            print(write_multiclass_report(table, results, keys, splits, place))
+    return 0

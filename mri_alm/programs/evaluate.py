@@ -1,0 +1,88 @@
+r"""Scores and labels in; figures with intervals, subgroups, comparisons and a report out.
+
+    python pipelines/evaluate.py --scores scores.csv --labels labels.csv --output OUT
+    python pipelines/evaluate.py --scores ALM=a/scores.csv BCE=b/scores.csv --labels cohort/manifest.csv \
+        --run runs/prostate_alm --group-by vendor field_strength --output OUT
+
+Writes evaluation.json, tables/ (CSV, JSON, LaTeX) and report.html, one file for any browser. docs/report.md explains
+how to read it. Exit status: 0 done, 2 the input cannot be used. Research use only.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mri_alm.errors import InputError
+from mri_alm.runtime.atomic import private_files, sweep
+from mri_alm.runtime.console import tolerate_any_letter
+from mri_alm.runtime.locks import exclusive_lock
+
+
+def named_files(texts: Sequence[str]) -> dict[str, Path]:
+    """``NAME=FILE`` or ``FILE``, which is named after itself, or after its folder when it is a scores.csv."""
+    found: dict[str, Path] = {}
+    for text in texts:
+        name, separator, file = text.partition("=")
+        if not separator or Path(text).exists():
+            path = Path(text)
+            name = path.resolve().parent.name if path.stem == "scores" else path.stem
+        else:
+            path = Path(file)
+        if not name or name in found:
+            raise InputError(f'--scores: two files are named "{name}". Write NAME=FILE to tell them apart.')
+        found[name] = path
+    return found
+
+
+def parser() -> argparse.ArgumentParser:
+    """Its command line."""
+    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("--scores", nargs="+", required=True, metavar="[NAME=]FILE", help="scores.csv of each model")
+    found.add_argument("--labels", type=Path, required=True, help="CSV with study and label; a manifest will do")
+    found.add_argument("--output", type=Path, required=True, help="folder to write to")
+    found.add_argument("--run", type=Path, help="run folder that the first file of scores comes from")
+    found.add_argument(
+        "--calibration", nargs=2, type=Path, metavar=("SCORES", "LABELS"),
+        help="the first model's scores of a calibration cohort, for the slider, and its labels",
+    )  # fmt: skip
+    found.add_argument("--group-by", nargs="*", metavar="COLUMN", help="columns of --labels that make subgroups")
+    found.add_argument("--pictures", type=Path, help="folder with STUDY.png (default: that of the first scores)")
+    found.add_argument("--draws", type=int, default=2000, help="bootstrap resamples (default 2000)")
+    found.add_argument("--seed", type=int, default=0, help="of the resamples (default 0)")
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Evaluate and write; the exit status."""
+    tolerate_any_letter()
+    command = parser()
+    options = command.parse_args(arguments)
+    if options.draws < 100:
+        command.error("--draws must be 100 or more: an interval's ends are the 2.5 and 97.5 % points of the draws")
+    from mri_alm.evaluation.analysis import evaluate
+    from mri_alm.evaluation.report import pictures_beside, summary, write_evaluation
+
+    try:
+        with private_files(), exclusive_lock(options.output / ".lock"):
+            sweep(options.output)
+            sweep(options.output / "tables")
+            scores = named_files(options.scores)
+            evaluation = evaluate(
+                scores,
+                options.labels,
+                run=options.run,
+                calibration=tuple(options.calibration) if options.calibration else None,
+                group_by=options.group_by,
+                draws=options.draws,
+                seed=options.seed,
+                pictures=lambda studies: pictures_beside(
+                    options.pictures or next(iter(scores.values())).parent, studies
+                ),
+            )
+            write_evaluation(options.output, evaluation)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{summary(evaluation)}\nWritten: {options.output}/evaluation.json, tables/, report.html (open in a browser)")
+    return 0
