@@ -61,6 +61,7 @@ WRITING = {  # methods and functions that write to the path they are given
 MEMORY = ("buffer",)  # names of io.BytesIO and io.StringIO; ours to keep
 UNFINISHED = ("part", "plain")  # names that mri_alm.runtime.atomic.write_atomically gave
 ALLOWED = {  # module: (what it calls, why it may)
+    "runtime/atomic": ({"open"}, "append_lines adds to a table line by line; a torn last line is recognised"),
     "training/engine": ({"SummaryWriter"}, "TensorBoard appends to its event files; split.json holds the same figures"),
     "phantom/dicom": ({"save_as"}, "into a folder that phantom.cohort renames when it is whole"),
     "evaluation/figures": ({"to_json"}, "plotly's gives a string"),

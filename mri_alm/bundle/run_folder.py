@@ -1,5 +1,6 @@
 """A run folder: what every file of it is called, and how each is read back."""
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -191,6 +192,11 @@ class RunFolder:
     def digests(self, checkpoints: Mapping[str, str]) -> dict[str, str]:
         """File to SHA-256: config and checkpoints."""
         return {self.config.name: sha256(self.config)} | {f"{k}/model.pt": digest for k, digest in checkpoints.items()}
+
+
+def model_digest(checkpoints: Mapping[str, str]) -> str:
+    """SHA-256 that stands for all members of a model, from theirs (split to digest)."""
+    return hashlib.sha256("|".join(map(str, checkpoints.values())).encode()).hexdigest()
 
 
 @dataclass(frozen=True)

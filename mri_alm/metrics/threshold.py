@@ -39,8 +39,10 @@ class OperatingPoint:
             confidence.
         rule: What was asked for, in words; ``"minmax"``.
         basis: What the two rates rest on, in words that begin with "exact" or "approximate".
-        folds: By the minmax rule, of patients; as many members score an exam, and the largest of their scores is
-            compared. 0: the score of the members' mean logit is.
+        folds: By the minmax rule, of patients: as many members score an exam, and the largest score is compared; 0:
+            the score of the members' mean logit is.
+        runs_on_this_cohort: By the minmax rule, how many runs this user finished on the same patients; None: not
+            counted. More than one weakens the promise: who chose among them did so by the scores that it rests on.
     """
 
     threshold: float
@@ -54,6 +56,7 @@ class OperatingPoint:
     rule: str
     basis: str
     folds: int = 0
+    runs_on_this_cohort: int | None = None
 
     def decide(self, score: ArrayLike) -> NDArray[np.bool_]:
         """Which samples are positive; the shape is that of ``score``.
@@ -75,22 +78,27 @@ class OperatingPoint:
                 f"{self.false_negatives} of {self.n_positive} held-out positives below it.\n"
                 f"  Basis: {self.basis}.\n"
                 f"  On average over such cohorts at most {100 * self.expected_miss_rate:.1f} % of new patients who "
-                "need DCE are missed; for this one cohort no bound is known."
+                f"need DCE are missed; for this one cohort no bound is known.{self._weakened()}"
             )
+        bound = miss_bound_in_words(self.rank - 1, self.n_positive) if self.rank else "nobody is missed"
         return (
             f"Threshold {threshold} on the score: {self.rule}; {self.n_positive} positives stand behind it.\n"
             f"  Basis: {self.basis}.\n"
-            f"  Expected share of missed patients {100 * self.expected_miss_rate:.1f} %, with 95 % confidence at most "
-            f"{100 * self.miss_rate_upper_95:.1f} %."
+            f"  Expected share of missed patients {100 * self.expected_miss_rate:.1f} %; {bound}."
         )
+
+    def _weakened(self) -> str:
+        runs = self.runs_on_this_cohort or 1
+        text = f"{runs} runs were trained on these patients. If this one was chosen by held-out scores, the bound"
+        return f"\n  WEAKENED: {text} does not hold for it." if runs > 1 else ""
 
     def to_json(self) -> dict[str, Any]:
         """The fields as a dictionary that strict JSON can hold: "examine everyone" is a null threshold.
 
-        ``folds`` is there by the minmax rule only: all other files are those of earlier versions.
+        ``folds`` and ``runs_on_this_cohort`` are there by the minmax rule only: other files are as they always were.
         """
         fields = asdict(self) | {"threshold": self.threshold if math.isfinite(self.threshold) else None}
-        return fields if self.folds else {name: value for name, value in fields.items() if name != "folds"}
+        return fields if self.folds else {name: value for name, value in fields.items() if name not in _OF_MINMAX}
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any], place: str = "threshold.json") -> "OperatingPoint":
@@ -104,8 +112,9 @@ class OperatingPoint:
             InputError: If a field is missing, unknown, of another type, out of its range, or contradicts another one.
         """
         minmax, fields = given.get("rule") == MINMAX, Fields(place, given)
-        names = [name for name in cls.__dataclass_fields__ if name != "folds" or minmax]
-        if given.keys() != {*names}:
+        optional = {"runs_on_this_cohort"} if minmax else set()  # version 0.4 did not have it
+        names = [name for name in cls.__dataclass_fields__ if name not in _OF_MINMAX[minmax:]]
+        if given.keys() - optional != {*names}:
             raise InputError(
                 f"An operating point has the fields {', '.join(names)}; found {shown([*given])} in {place}. Restore "
                 "the file from a copy."
@@ -128,6 +137,7 @@ class OperatingPoint:
             rule=fields.text("rule"),
             basis=fields.text("basis"),
             folds=fields.whole("folds") if minmax else 0,
+            runs_on_this_cohort=fields.whole("runs_on_this_cohort") if given.get("runs_on_this_cohort") else None,
         )
 
 
@@ -144,6 +154,7 @@ def _check_minmax(fields: Fields, n: int, rank: int) -> None:
 
 
 MINMAX = "minmax"  # the rule's name in a file
+_OF_MINMAX = ("folds", "runs_on_this_cohort")
 MOST_FOR_MINMAX = 60  # positives; with more, a cohort split in two promises more and spares as many
 
 ScoreSource = Literal["calibration", "pooled"]
@@ -433,6 +444,23 @@ def clopper_pearson_upper(k: int, n: int, eps: float) -> float:
     _check_counts(n, k=k)
     _check_rates(eps=eps)
     return 1.0 if k == n else float(beta.isf(eps, k + 1, n - k))
+
+
+def miss_bound_in_words(missed: int, positives: int) -> str:
+    """The one upper bound that all outputs show: :func:`clopper_pearson_upper` with 95 % confidence, one-sided.
+
+    39.3 % after 0 of 6 (not 45.9 %, the upper end of a two-sided interval, for one side is asked for): were the true
+    share larger, so few misses would be seen in under 1 of 20 such samples.
+
+    Args:
+        missed: Positives missed, or that the threshold may miss.
+        positives: How many there were.
+
+    Raises:
+        InputError: See :func:`clopper_pearson_upper`.
+    """
+    bound = 100 * clopper_pearson_upper(missed, positives, 0.05)
+    return f"at most {bound:.1f} % of new positives are missed (one-sided 95 % bound from {missed} of {positives})"
 
 
 def future_false_negatives_cdf(x: int, n: int, rank: int, m: int) -> float:

@@ -8,7 +8,7 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from mri_alm.errors import InputError
@@ -62,6 +62,29 @@ def explain_os_errors(path: Path) -> Iterator[None]:
             f"Cannot write {path}: {error.strerror}. Free space or choose another place, then start the same command "
             "again: it goes on from what is finished."
         ) from error
+
+
+def append_lines(path: Path, lines: Iterable[str]) -> None:
+    """Add lines to a file, each in one write and on the disk before the next one; a file that is missing is made.
+
+    What stands there is never touched. A crash or a full disk leaves the line in work whole, absent, or torn; a torn
+    one gets its line end before the next line, so that it spoils no other. Whoever appends holds a lock.
+
+    Args:
+        path: The file.
+        lines: Without line ends, which none may hold.
+
+    Raises:
+        InputError: If the disk is full or the file cannot be written.
+    """
+    with explain_os_errors(path), path.open("ab+", buffering=0) as file:
+        whole = file.seek(0, os.SEEK_END) == 0 or (file.seek(-1, os.SEEK_END) >= 0 and file.read(1) == b"\n")
+        for line in lines:
+            content = (("" if whole else "\n") + line + "\n").encode()
+            if file.write(content) != len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(file.fileno())
+            whole = True
 
 
 def sweep(folder: Path) -> None:

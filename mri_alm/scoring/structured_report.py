@@ -4,7 +4,6 @@ Patient, study and all references appear under keyed hashes: the same secret and
 holder of the secret can lead a report back to its exam: see docs/decisions.md (21).
 """
 
-import hashlib
 import logging
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -16,6 +15,7 @@ from pydicom.sr.codedict import codes
 from pydicom.sr.coding import Code
 from pydicom.uid import MRImageStorage, generate_uid
 
+from mri_alm.bundle.run_folder import model_digest
 from mri_alm.errors import InputError
 from mri_alm.imaging.dicom_files import StudyFiles
 from mri_alm.metrics.threshold import OperatingPoint
@@ -71,8 +71,7 @@ def structured_report(
 
     logging.getLogger("highdicom").setLevel(logging.WARNING)  # six lines for every report otherwise
     evidence = [_evidence(header, salt, str(row["study"])) for header in _used(study, facts)]
-    model = hashlib.sha256("|".join(checkpoints.values()).encode()).hexdigest()
-    content = _content(row, point, evidence, model=model)
+    content = _content(row, point, evidence, model=model_digest(checkpoints))
     report = EnhancedSR(
         evidence=evidence,
         content=content,

@@ -1,9 +1,11 @@
 """The main job: prepare every exam once, train the splits, ensemble, set the threshold, score the tests, report."""
 
+import hashlib
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,11 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from mri_alm.alm.processes import first_process_first, process_rank, world_size
 from mri_alm.bundle.config import running_config
 from mri_alm.bundle.old_runs import as_it_began
-from mri_alm.bundle.run_folder import RunFolder, SplitFolder
+from mri_alm.bundle.run_folder import RunFolder, SplitFolder, model_digest
 from mri_alm.bundle.settings import check_values
 from mri_alm.bundle.trained_run import SCORE_COLUMNS, Ensemble, ensemble_logit, score_rows
 from mri_alm.bundle.transforms import for_each_study
-from mri_alm.cohort.manifest import Cohort
+from mri_alm.cohort.manifest import Cohort, ManifestRow
 from mri_alm.cohort.protocol import training_note, training_protocol
 from mri_alm.errors import InputError, refuse_all
 from mri_alm.evaluation.analysis import evaluate
@@ -37,12 +39,13 @@ from mri_alm.metrics.threshold import (
     rule_in_words,
 )
 from mri_alm.phantom.cohort import make_cohort
-from mri_alm.runtime.atomic import private_files
+from mri_alm.runtime.atomic import append_lines, private_files
 from mri_alm.runtime.bug_reports import BUG_REPORT, UnexpectedError
 from mri_alm.runtime.files import read_json, sha256, write_bytes, write_json
 from mri_alm.runtime.interruption import reached, user_errors
 from mri_alm.runtime.locks import exclusive_lock
 from mri_alm.runtime.progress import progress_bar
+from mri_alm.runtime.pseudonyms import state_folder
 from mri_alm.runtime.tables import read_table, write_csv
 from mri_alm.runtime.tasks import Pool, TaskResult, run_tasks
 from mri_alm.training.member import Member, SplitTraining, claimed, splits_to_train, train_in_turn
@@ -196,8 +199,8 @@ class TrainingRun:
 
     def _ensemble(self) -> None:
         splits = [self.folder.split(k) for k in range(self.config["splits"])]
-        point, trained_on = self._operating_point(splits), self.folder.trained_on()
         digests = {split.name: sha256(split.model) for split in splits}
+        point, trained_on = self._operating_point(splits, digests), self.folder.trained_on()
         write_json(self.folder.threshold, point.to_json() | {"checkpoints": digests})
         best = [read_json(split.record)["best"]["auc"] for split in splits]
         metrics: dict[str, Any] = {"validation_auc": spread(best)}
@@ -218,10 +221,11 @@ class TrainingRun:
             self._report(prepared)
         logger.info("%s", closing_text(self.folder, metrics, point, len(splits)))
 
-    def _operating_point(self, splits: Sequence[SplitFolder]) -> OperatingPoint:
+    def _operating_point(self, splits: Sequence[SplitFolder], digests: Mapping[str, str]) -> OperatingPoint:
         label, score = self._held_out(splits)
         if self.config["split_rule"] == "partition":
-            return minmax_threshold(label, score, self.max_fn, folds=len(splits))
+            point = minmax_threshold(label, score, self.max_fn, folds=len(splits))
+            return replace(point, runs_on_this_cohort=runs_on_cohort(self.cohort.train, model_digest(digests)))
         return fixed_fn_threshold(label, score, self.max_fn, source="pooled")
 
     def _held_out(self, splits: Sequence[SplitFolder]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -246,6 +250,25 @@ class TrainingRun:
         name, scores = self.folder.path.name, self.folder.scores
         evaluation = evaluate({name: scores}, self.cohort.manifest, run=self.folder.path, pictures=lambda _: pictures)
         write_html_report(self.folder.report, evaluation)
+
+
+def runs_on_cohort(studies: Iterable[ManifestRow], model: str) -> int | None:
+    """Enter a model among those that this user has trained on the folds of these patients, and count them.
+
+    The same command again gives the same model, which counts once. Other folds of the same patients count, for who
+    chooses among them chooses by the same patients. Kept in the state folder, as digests.
+    """
+    patients = sorted({f"{study.study}|{study.patient}|{study.label}" for study in studies})
+    try:
+        table = state_folder() / "cohorts" / hashlib.sha256("\n".join(patients).encode()).hexdigest()
+        with exclusive_lock(table.with_name(f".{table.name}.lock"), wait=True):
+            known = set(table.read_text().split("\n")) if table.exists() else set()
+            if model not in known:
+                append_lines(table, [model])
+            return sum(len(line) == len(model) for line in known | {model})
+    except (InputError, OSError) as error:
+        logger.warning("How many runs shared these patients cannot be counted, and must be known to you: %s", error)
+        return None
 
 
 def _refuse_choices_on_folds(parser: ConfigParser) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -137,12 +138,27 @@ def test_the_threshold_is_the_order_statistic_with_its_bound_and_no_confidence()
     assert point.miss_rate_upper_95 is None
     assert point.basis.startswith("exact on average over cohorts, without confidence for one: ")
     assert OperatingPoint.from_json(json.loads(json.dumps(point.to_json(), allow_nan=False))) == point
+    assert replace(point, runs_on_this_cohort=1).in_words() == point.in_words()
     first, _, last = point.in_words().split("\n")
     assert first == "Threshold 0.1000 on the largest score of 13 members: minmax, 1 of 13 held-out positives below it."
     assert last == (
         "  On average over such cohorts at most 14.3 % of new patients who need DCE are missed; for this one cohort no "
         "bound is known."
     )
+
+
+def test_a_promise_that_several_runs_share_is_said_to_be_weakened(tmp_path: Path) -> None:
+    point = replace(minmax_threshold(LABEL, SCORE, 1, folds=13), runs_on_this_cohort=5)
+    assert point.in_words().split("\n")[3:] == [
+        "  WEAKENED: 5 runs were trained on these patients. If this one was chosen by held-out scores, the bound does "
+        "not hold for it."
+    ]
+    fields = json.loads(json.dumps(point.to_json()))
+    assert (fields["runs_on_this_cohort"], OperatingPoint.from_json(fields)) == (5, point)
+    del fields["runs_on_this_cohort"]  # as version 0.4 wrote it
+    assert OperatingPoint.from_json(fields).runs_on_this_cohort is None
+    with pytest.raises(InputError, match="runs_on_this_cohort must be a whole number from 0 on, found -2"):
+        OperatingPoint.from_json(fields | {"runs_on_this_cohort": -2})
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from mri_alm.metrics.threshold import (
     future_false_negatives_cdf,
     mean_miss_rate_threshold,
     minimum_positives,
+    miss_bound_in_words,
     neyman_pearson_rank,
     neyman_pearson_threshold,
     one_score_per_patient,
@@ -115,6 +116,13 @@ def test_clopper_pearson_is_scipys_one_sided_exact_interval(n, data, eps):
     k = data.draw(st.integers(0, n))
     interval = binomtest(k, n, alternative="less").proportion_ci(1 - eps, method="exact")
     assert clopper_pearson_upper(k, n, eps) == pytest.approx(interval.high, abs=1e-8)
+
+
+def test_one_bound_is_said_in_one_way():
+    """1 - 0.05 ** (1 / 6) = 0.3930; the upper end of the two-sided interval would be 1 - 0.025 ** (1 / 6) = 0.4593."""
+    assert miss_bound_in_words(0, 6) == "at most 39.3 % of new positives are missed (one-sided 95 % bound from 0 of 6)"
+    words = fixed_fn_threshold([1] * 6 + [0], [0.5] * 6 + [0.1], 0).in_words()
+    assert words.endswith(f"\n  Expected share of missed patients 14.3 %; {miss_bound_in_words(0, 6)}.")
 
 
 def test_clopper_pearson_covers():

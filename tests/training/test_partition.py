@@ -18,8 +18,10 @@ from small_cohort import read_rows, train
 from mri_alm.bundle.export import export_bundle
 from mri_alm.bundle.run_folder import RunFolder
 from mri_alm.bundle.trained_run import TrainedRun
+from mri_alm.cohort.manifest import read_manifest
 from mri_alm.evaluation.analysis import evaluate
 from mri_alm.scoring.new_exams import operating_point
+from mri_alm.training.run import runs_on_cohort
 
 FOLDS: dict[str, Any] = {
     "split_rule": "partition", "splits": 5, "checkpoint_rule": "last", "mu_cap": 1, "max_epochs": 1, "max_fn": 1,
@@ -41,6 +43,22 @@ def test_every_positive_is_held_out_once_by_one_member(manifest: Path, run: Path
     assert [len(fold & positive) for fold in held_out] == [2] * 5
     assert [len(fold - positive) for fold in held_out] == [4] * 5
     assert {row["members"] for row in read_rows(run / "heldout.csv")} == {"1"}
+
+
+def test_models_of_the_same_patients_are_counted_once_each(
+    manifest: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert load(run / "threshold.json")["runs_on_this_cohort"] >= 1
+    studies = [study for study in read_manifest(manifest) if study.side == "train"]
+    monkeypatch.setenv("MRI_ALM_STATE", str(tmp_path))
+    one, two = "1" * 64, "2" * 64
+    assert [runs_on_cohort(studies, model) for model in (one, one, two, one)] == [1, 1, 2, 2]
+    assert runs_on_cohort(studies[::-1], one) == 2  # however they are ordered
+    assert runs_on_cohort(studies[:-1], one) == 1  # other patients
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MRI_ALM_STATE", str(tmp_path / "file"))
+    assert runs_on_cohort(studies, two) is None
+    assert "How many runs shared these patients cannot be counted" in caplog.text
 
 
 @pytest.mark.parametrize(
