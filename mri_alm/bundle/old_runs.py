@@ -33,8 +33,11 @@ SAME_RESULTS: dict[str, tuple[frozenset[str], ...]] = {
     "cohort_data": (frozenset({"63c92aa586e04fd2", "84c5dff89b824cef"}),),
     # load and register are one transform; the report travels as it is, so batches name their collate function
     "preprocessing": (frozenset({"7c7fd62bb709a60e", "c8b8e2470f29aca4"}),),
-    # the last one can also leave out high b, with a chance that is 0 in runs of before
-    "train": (frozenset({"14b885b389488617", "549f4f9f3a1b7c4e", "d5d7581f0e751d77"}),),
+    # later ones can also leave out high b, with a chance that is 0 in runs of before; the last one also has a schedule
+    # of the learning rate, which was constant, and a choice of optimisers, which was Adam
+    "train": (frozenset({"14b885b389488617", "549f4f9f3a1b7c4e", "d5d7581f0e751d77", "f313dbd32e096d78"}),),
+    "optimizer": (frozenset({"1b1467d20ab107a8", "0f12752c23257f6e"}),),
+    "optimisers": (frozenset({"74234e98afe7498f", "d09d13630501c3b1"}),),
     "validate": (frozenset({"165075c2698e86a8", "bf1844af98c52ddc"}),),
     # the paths can meet earlier and maps be pooled otherwise (fusion, pooling), which they are not in runs of before
     "network_def": (frozenset({"9b4a87bacfb00306", "3ae4cedf9653bd96"}),),

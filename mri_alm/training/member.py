@@ -44,16 +44,16 @@ class Member:
     def __init__(self, config: dict[str, Any], split: int, data: Any) -> None:
         self.parser = member_parser(config, split, data)
 
-    def check(self, sampler: str) -> None:
+    def check(self, *parts: str) -> None:
         """Refuse wrong values before hours of work.
 
         Args:
-            sampler: Where the config has what draws the batches.
+            parts: Further parts of the config, such as what draws the batches.
 
         Raises:
             InputError: From what cannot be made, perhaps wrapped by MONAI.
         """
-        for part in ("objective_def", "optimizer", "epoch_end::selection", "inferer", sampler):
+        for part in ("objective_def", "optimizer", "epoch_end::selection", "inferer", *parts):
             self.parser.get_parsed_content(part)
 
     def train(self, progress: Progress) -> Any:

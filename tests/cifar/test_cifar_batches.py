@@ -1,18 +1,15 @@
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from ignite.engine import Engine
 from numpy.typing import NDArray
 from scipy.stats import chisquare
 from small_cifar import write_cifar10
-from torch import nn
 from torch.utils.data import BatchSampler
 
-from mri_alm.cifar.batches import STATISTICS, BatchLoader, CropFlip, ImagePart, StepRate
+from mri_alm.cifar.batches import STATISTICS, BatchLoader, CropFlip, ImagePart
 from mri_alm.cifar.sets import ImageSet, binary_set
 from mri_alm.errors import InputError
 
@@ -104,33 +101,6 @@ def test_a_loader_gives_every_image_once(images: ImageSet) -> None:
 def test_impossible_augmentation_is_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"^padding must be 0 or more and flip in \[0, 1\], got "):
         CropFlip(**arguments)
-
-
-def test_the_rate_is_that_of_cao_et_al() -> None:
-    """0.1, a warm-up of five epochs, a hundredth of it after epochs 160 and 180."""
-    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=9.0)
-    rate = StepRate(optimizer, 0.1, milestones=[160, 180], factor=0.01, warmup=5)
-    expected = {1: 0.02, 2: 0.04, 5: 0.1, 6: 0.1, 160: 0.1, 161: 1e-3, 180: 1e-3, 181: 1e-5, 200: 1e-5}
-    assert {epoch: pytest.approx(rate.of(epoch)) for epoch in expected} == expected
-    rate(SimpleNamespace(state=SimpleNamespace(epoch=161)))
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-3)
-
-
-def test_the_rate_is_set_when_an_epoch_starts() -> None:
-    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=9.0)
-    seen = []
-    engine = Engine(lambda _, __: seen.append(optimizer.param_groups[0]["lr"]))
-    StepRate(optimizer, 1.0, milestones=[1], factor=0.5).attach(engine)
-    engine.run([0], max_epochs=3)
-    assert seen == [1.0, 0.5, 0.5]
-
-
-def test_a_rate_that_cannot_be_meant_is_refused() -> None:
-    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
-    with pytest.raises(
-        InputError, match=r"^learning_rate and rate_factor must be greater than 0, got 0\.0 and 0\.1\.$"
-    ):
-        StepRate(optimizer, 0.0)
 
 
 def test_padding_is_black_before_normalisation(images: ImageSet, tmp_path: Path) -> None:

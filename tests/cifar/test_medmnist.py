@@ -13,10 +13,8 @@ from monai.bundle import ConfigWorkflow
 from numpy.typing import NDArray
 from scipy.ndimage import affine_transform
 from scipy.spatial.transform import Rotation
-from torch import nn
 
 from mri_alm.bundle.checkpoints import load_tensors
-from mri_alm.cifar.batches import CosineRate
 from mri_alm.cifar.medmnist import FILES, FlipTurnZoom, ShapePart, shape_set
 from mri_alm.cifar.report import columns_of, make_report, to_markdown
 from mri_alm.cifar.sets import ImageSet
@@ -205,17 +203,6 @@ def test_impossible_augmentation_is_refused(arguments: dict[str, Any]) -> None:
         InputError, match=r"^flip must be in \[0, 1\], degrees in \[0, 180\) and zoom in \[0, 1\), got "
     ):
         FlipTurnZoom(**arguments)
-
-
-def test_the_rate_rises_and_falls_along_half_a_cosine() -> None:
-    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=9.0)
-    rate = CosineRate(optimizer, 0.4, epochs=5, warmup=2)
-    half = np.sqrt(0.5)
-    expected = [0.2, 0.4, 0.2 * (1 + half), 0.2, 0.2 * (1 - half)]
-    assert [rate.of(epoch) for epoch in range(1, 6)] == pytest.approx(expected)
-    assert CosineRate(optimizer, 0.4, epochs=2).of(1) == 0.4
-    with pytest.raises(InputError, match=r"^warmup must be less than max_epochs = 5, got 5\.$"):
-        CosineRate(optimizer, 0.4, epochs=5, warmup=5)
 
 
 # --- The config -----------------------------------------------------------------------------------------------------
