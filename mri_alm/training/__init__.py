@@ -6,7 +6,7 @@ __getattr__, __dir__, __all__ = faces(
     __name__,
     {
         "engine": ["EpochEnd", "EpochSeed", "IndexedTrainer", "CheckpointRule"],
-        "rates": ["CosineRate", "StepRate"],
+        "rates": ["scheduled_rate"],
         "run": ["phantom_cohort", "train_and_evaluate"],
     },
 )

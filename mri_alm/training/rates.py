@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from ignite.engine import Engine, Events
 
-from mri_alm.errors import InputError
+from mri_alm.errors import InputError, one_of
 
 
 class StepRate:
@@ -77,3 +77,23 @@ class CosineRate(StepRate):
         start = max(self.warmup, 1)
         past = max(epoch - start, 0) / (self.epochs - start + 1)
         return super().of(epoch) * (1 + math.cos(math.pi * past)) / 2
+
+
+def scheduled_rate(
+    schedule: str, optimizer: torch.optim.Optimizer, rate: float, *, epochs: int, warmup: int
+) -> StepRate:
+    """The schedule of that name.
+
+    Args:
+        schedule: ``"constant"`` or ``"cosine"`` (:class:`CosineRate`), after the warm-up.
+        optimizer: Whose rate is set.
+        rate: Rate after the warm-up.
+        epochs: How many there are.
+        warmup: In how many of them the rate rises; less than ``epochs``.
+
+    Raises:
+        InputError: If the schedule is unknown, ``rate`` is not positive, or no epoch is left after the warm-up.
+    """
+    one_of("schedule", schedule, ("constant", "cosine"))
+    cosine = CosineRate(optimizer, rate, epochs=epochs, warmup=warmup)
+    return cosine if schedule == "cosine" else StepRate(optimizer, rate, warmup=warmup)

@@ -92,14 +92,14 @@ def test_the_recipe_reaches_every_epoch_and_a_stopped_run_ends_the_same(manifest
 def test_the_default_is_adam_at_a_constant_rate(manifest: Path, tmp_path: Path) -> None:
     parser = member(manifest, tmp_path / "run").parser
     assert type(parser.get_parsed_content("optimizer")) is torch.optim.Adam
-    assert {parser.get_parsed_content("train::rate").of(epoch) for epoch in (1, 2, 3, 60)} == {0.002}
+    assert {parser.get_parsed_content("train::handlers::1").of(epoch) for epoch in (1, 2, 3, 60)} == {0.002}
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
         ({"optimiser": "sgd"}, 'There is no optimiser "sgd". Choose one of: adam, adamw.'),
-        ({"schedule": "cosin"}, 'There is no schedule "cosin". Did you mean "cosine"? Choose one of: constant, cosine'),
+        ({"schedule": "cosin"}, 'schedule must be one of constant, cosine, got "cosin"'),
         ({"warmup": 2}, "warmup must be less than max_epochs = 2, got 2."),
         ({"learning_rate": 0}, "learning_rate and rate_factor must be greater than 0, got 0"),
     ],
