@@ -30,7 +30,7 @@ from mri_alm.evaluation.performance import (
     subgroups,
 )
 from mri_alm.metrics.ranking import Floats, check_binary
-from mri_alm.metrics.threshold import clopper_pearson_upper, future_false_negatives_cdf, minimum_positives
+from mri_alm.metrics.threshold import clopper_pearson_upper, minimum_positives
 from mri_alm.metrics.uncertainty import bootstrap_interval
 
 MOST_ALLOWED = 100  # nobody ships a threshold that misses more; keeps the page small
@@ -47,10 +47,9 @@ class ThresholdChoice:
         false_positives: Evaluated negatives at or above it.
         spared: Share of evaluated studies below it, with interval.
         expected_miss_rate: Mean miss rate of new positives.
-        miss_rate_upper: Its 95 % bound (Clopper and Pearson).
+        miss_rate_upper: Its one-sided 95 % bound (Clopper and Pearson).
         new_positives: Positives among 100 new patients, as many as here.
         expected_misses: Mean number of misses among them.
-        misses_upper: With 95 % probability no more are missed among them (beta-binomial law).
     """
 
     allowed: int | None
@@ -62,7 +61,6 @@ class ThresholdChoice:
     miss_rate_upper: float
     new_positives: int
     expected_misses: float
-    misses_upper: int
 
 
 @dataclass(frozen=True)
@@ -238,7 +236,6 @@ def trade_off(
             miss_rate_upper=clopper_pearson_upper(rank - 1, n, 0.05) if rank else 0.0,
             new_positives=new,
             expected_misses=new * rank / (n + 1),
-            misses_upper=next(x for x in range(new + 1) if future_false_negatives_cdf(x, n, rank, new) >= 0.95),
         )
 
 

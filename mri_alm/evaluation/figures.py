@@ -1,7 +1,8 @@
 """The report's figures, as Plotly draws them: data and layout, ready for JSON.
 
-Colours are Okabe and Ito's, told apart by every common kind of colour vision; marks and dashes differ too. Texts are
-escaped, since Plotly reads a few HTML tags in them.
+Colours are Okabe and Ito's, told apart by every common kind of colour vision; marks and dashes differ too. The page
+takes other ones for some of them where the browser asks for a dark page: ``templates/report.js``. Texts are escaped,
+since Plotly reads a few HTML tags in them.
 """
 
 import html
@@ -20,10 +21,10 @@ from mri_alm.metrics.ranking import Floats
 
 Plot = dict[str, Any]
 
+_GREY, _INK, _PAPER, _GRID = "#767676", "#222222", "#FFFFFF", "#E3E3E3"
 _NEGATIVE, _POSITIVE = "#0072B2", "#D55E00"
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", _INK)
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
-_GREY = "#767676"
 _PANELS = {
     "val_auc": "Validation AUC",
     "base_loss": "Base loss",
@@ -53,7 +54,7 @@ def roc_figure(performances: Mapping[str, Performance], *, enlarged: bool) -> Pl
         )  # fmt: skip
     figure.add_scatter(
         x=[1], y=[1], mode="markers", name="slider", hoverinfo="skip",
-        marker={"symbol": "diamond", "size": 13, "color": "#000", "line": {"color": "#fff", "width": 2}},
+        marker={"symbol": "diamond", "size": 13, "color": _INK, "line": {"color": _PAPER, "width": 2}},
     )  # fmt: skip
     if enlarged:
         most = min(n - 1, max(5, n // 10)) if n > 1 else 1
@@ -73,17 +74,17 @@ def score_figure(data: LabelledScores, model: ModelScores) -> Plot:
     figure = go.Figure()
     figure.add_histogram(
         x=score[~positive].tolist(), nbinsx=40, name="DCE not needed", yaxis="y2",
-        marker={"color": _NEGATIVE, "line": {"color": "#fff", "width": 1}}, hovertemplate="%{x}: %{y}<extra></extra>",
+        marker={"color": _NEGATIVE, "line": {"color": _PAPER, "width": 1}}, hovertemplate="%{x}: %{y}<extra></extra>",
     )  # fmt: skip
     figure.add_scatter(
         x=score[positive].tolist(), y=[i % 3 for i in range(len(names))], mode="markers", name="DCE needed", text=names,
-        marker={"color": _POSITIVE, "symbol": "triangle-up", "size": 11, "line": {"color": "#fff", "width": 1}},
+        marker={"color": _POSITIVE, "symbol": "triangle-up", "size": 11, "line": {"color": _PAPER, "width": 1}},
         hovertemplate="%{text}, score %{x:.4f}<extra></extra>",
     )  # fmt: skip
     line = {"type": "line", "xref": "x", "yref": "paper", "y0": 0, "y1": 1, "x0": 0, "x1": 0, "visible": False}
     figure.update_layout(
         shapes=[
-            line | {"line": {"color": "#000", "width": 2}},
+            line | {"line": {"color": _INK, "width": 2}},
             line | {"line": {"color": _GREY, "width": 2, "dash": "dash"}},
         ],
         yaxis={"domain": [0, 0.22], "visible": False, "range": [-1, 3]},
@@ -91,7 +92,7 @@ def score_figure(data: LabelledScores, model: ModelScores) -> Plot:
     )  # fmt: skip
     if model.threshold is not None and np.isfinite(model.threshold):
         figure.layout.shapes[1].update(x0=model.threshold, x1=model.threshold, visible=True)
-    return _finished(figure, "Score", "")
+    return _finished(figure, "Score", "", line=0)
 
 
 def calibration_figure(label: ArrayLike, models: Sequence[ModelScores]) -> Plot:
@@ -175,17 +176,18 @@ def _stairs(roc: Roc, fpr: Floats, n: int) -> list[tuple[float, float]]:
     return [*corners, (1.0, 1.0)]
 
 
-def _finished(figure: go.Figure, x: str, y: str, *, marker: int | None = None) -> Plot:
-    """Common looks, as plain JSON; ``marker`` is the trace that the slider moves."""
+def _finished(figure: go.Figure, x: str, y: str, **moved: int) -> Plot:
+    """Common looks, as plain JSON; ``moved`` is what the slider moves: ``marker``, a trace, or ``line``, a shape."""
     figure.update_layout(
-        template="none", meta={} if marker is None else {"marker": marker}, autosize=True, hovermode="closest",
+        template="none", paper_bgcolor=_PAPER, plot_bgcolor=_PAPER,
+        meta=moved, autosize=True, hovermode="closest",
         dragmode=False, barmode="overlay",
         margin={"l": 60, "r": 12, "t": 10, "b": 48},
-        font={"family": "system-ui, sans-serif", "size": 13, "color": "#222"},
+        font={"family": "system-ui, sans-serif", "size": 13, "color": _INK},
         legend={"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0},
     )  # fmt: skip
-    figure.update_xaxes(title={"text": x, "standoff": 6}, gridcolor="#e3e3e3", zeroline=False, automargin=True)
-    figure.update_yaxes(gridcolor="#e3e3e3", zeroline=False, automargin=True)
+    figure.update_xaxes(title={"text": x, "standoff": 6}, gridcolor=_GRID, zeroline=False, automargin=True)
+    figure.update_yaxes(gridcolor=_GRID, zeroline=False, automargin=True)
     if y:
         figure.update_layout(yaxis_title=y)
     return dict(json.loads(figure.to_json()))

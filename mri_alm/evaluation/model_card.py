@@ -70,8 +70,8 @@ def _statistics(evaluation: Evaluation) -> str:
     """How the intervals and tests were computed."""
     return (
         f"95 % intervals: stratified percentile bootstrap ({evaluation.draws} draws, seed {evaluation.seed}); "
-        "proportions: Clopper and Pearson; AUCs compared by DeLong's paired test, Holm over all pairs. Bounds on "
-        "misses of new patients: Clopper-Pearson and the beta-binomial law, independent exams assumed."
+        "proportions: Clopper and Pearson; AUCs compared by DeLong's paired test, Holm over all pairs. Upper "
+        "bounds of the miss rate: Clopper and Pearson, one-sided, 95 %, independent exams assumed."
     )
 
 

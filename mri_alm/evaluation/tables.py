@@ -118,7 +118,7 @@ def metrics_table(performances: Mapping[str, Performance]) -> Table:
         if not any(found.values()):
             continue
         bound = bounds.get(name)
-        beside = "" if bound is None else f" (of new positives up to {100 * bound:.1f} % missed)"
+        beside = "" if bound is None else f" (upper bound of the miss rate: {100 * bound:.1f} %)"
         percent = name not in ("brier", "ece")
         cells.append([title + beside, *(estimate_text(e, percent=percent) for e in found.values())])
         records += [
@@ -199,21 +199,21 @@ def trade_off_table(trade_off: TradeOff, caption: str) -> Table:
             "spared_per_100": 100 * s.spared.value, "spared_low": 100 * s.spared.low,
             "spared_high": 100 * s.spared.high, "missed_here": missed, "false_positives_here": s.false_positives,
             "expected_miss_rate": s.expected_miss_rate, "miss_rate_upper_95": s.miss_rate_upper,
-            "new_positives": s.new_positives, "expected_misses": s.expected_misses, "misses_upper_95": s.misses_upper,
+            "new_positives": s.new_positives, "expected_misses": s.expected_misses,
         })  # fmt: skip
         cells.append([
             "examine everyone" if s.allowed is None else str(s.allowed),
-            NO_VALUE if s.allowed is None else f"{s.threshold:.4f}",
+            NO_VALUE if s.allowed is None else f"{s.threshold:.4g}",
             estimate_text(s.spared), str(missed), f"{100 * s.expected_miss_rate:.1f}",
-            f"{100 * s.miss_rate_upper:.1f}", f"{s.expected_misses:.1f}", str(s.misses_upper),
+            f"{100 * s.miss_rate_upper:.1f}", f"{s.expected_misses:.1f}",
         ])  # fmt: skip
     return Table(
         f"allowed_{trade_off.key}",
         caption,
         list(records[0]),
         records,
-        ["FN allowed", "Threshold", "Spared per 100", "Missed here", "Expected miss rate, %", "Upper 95 %, %",
-         f"Expected misses in {trade_off.steps[0].new_positives} new positives", "Upper 95 %"],
+        ["FN allowed", "Threshold", "Spared per 100", "Missed here", "Expected miss rate, %", "Upper bound, %",
+         f"Expected misses in {trade_off.steps[0].new_positives} new positives"],
         cells,
     )  # fmt: skip
 

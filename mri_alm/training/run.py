@@ -26,8 +26,8 @@ from mri_alm.cohort.manifest import Cohort, ManifestRow
 from mri_alm.cohort.protocol import training_note, training_protocol
 from mri_alm.errors import InputError, refuse_all
 from mri_alm.evaluation.analysis import evaluate
+from mri_alm.evaluation.page import write_html_report
 from mri_alm.evaluation.performance import decision_counts, ranking_figures
-from mri_alm.evaluation.report import write_html_report
 from mri_alm.imaging.pictures import study_thumbnail
 from mri_alm.metrics.ranking import FprRule, auc
 from mri_alm.metrics.threshold import (

@@ -265,15 +265,12 @@ def check_step(browser: webdriver.Chrome, evaluation: Evaluation, on: tuple[Any,
     wanted = "Examine everyone" if rank == 0 else f"{rank - 1} false negative{'' if rank == 2 else 's'} allowed"
     assert shown(browser, "allowed") == wanted
     assert browser.find_element(By.ID, "allowed").get_attribute("aria-valuetext") == wanted
-    assert shown(browser, "threshold") == (f"{threshold:.4f}" if rank else "none")
+    assert shown(browser, "threshold") == (f"{threshold:.4g}" if rank else "none")
     assert shown(browser, "spared") == f"{100 * np.mean(s < threshold):.1f}"
     assert shown(browser, "missed") == f"{len(missed)} of 4"
-    assert shown(browser, "names") == (", ".join(missed) or "none")
-    assert shown(browser, "needless") == f"{np.sum((y == 0) & (s >= threshold))} of 8"
     assert shown(browser, "new") == "33"
-    law = stats.betabinom(33, rank, n - rank + 1) if rank else None
-    assert shown(browser, "expected") == (f"{law.mean():.1f}" if law else "0.0")
-    assert shown(browser, "upper") == (f"{law.ppf(0.95):.0f}" if law else "0")
+    assert shown(browser, "expected") == (f"{33 * rank / (n + 1):.1f}" if rank else "0.0")
+    assert shown(browser, "expected_rate") == f"{100 * rank / (n + 1):.1f} %"
     bound = stats.beta.ppf(0.95, rank, n - rank + 1) if rank else 0
     assert shown(browser, "upper_rate") == f"{100 * bound:.1f} %"
     point = (np.mean(s[y == 0] >= threshold), np.mean(s[y == 1] >= threshold))
@@ -282,6 +279,34 @@ def check_step(browser: webdriver.Chrome, evaluation: Evaluation, on: tuple[Any,
     line = browser.execute_script("return document.getElementById('scores').layout.shapes[0]")
     assert line["visible"] == (rank > 0)
     assert rank == 0 or line["x0"] == threshold
+    check_outcomes(browser, evaluation, s >= threshold)
+
+
+OUTCOMES = {(1, True): "examined", (0, True): "needless", (1, False): "missed", (0, False): "spared"}
+
+
+def check_outcomes(browser: webdriver.Chrome, evaluation: Evaluation, needed: np.ndarray) -> None:
+    """Matrix, table of patients and galleries show the slider's decisions."""
+    data = evaluation.data
+    exams = sorted(
+        zip(data.models[0].score.tolist(), data.studies, data.label.tolist(), needed.tolist(), strict=True),
+        key=lambda exam: -exam[0],
+    )
+    words = [OUTCOMES[label, asked] for _, _, label, asked in exams]
+    assert column(browser, 6) == words
+    assert column(browser, 5) == [f"DCE {'' if asked else 'not '}needed" for *_, asked in exams]
+    for word in OUTCOMES.values():
+        assert shown(browser, f"n_{word}") == str(words.count(word))
+    assert shown(browser, "n_asked") == str(needed.sum())
+    assert shown(browser, "n_not_asked") == str((~needed).sum())
+    for word, worst_first in (("missed", -1), ("needless", 1)):
+        names = [study for (_, study, _, _), its in zip(exams, words, strict=True) if its == word][::worst_first]
+        assert gallery(browser, word) == names[:8]
+
+
+def gallery(browser: webdriver.Chrome, word: str) -> list[str]:
+    links = browser.find_elements(By.CSS_SELECTOR, f"[data-gallery={word}] a")
+    return [str(link.get_attribute("textContent")) for link in links]
 
 
 def test_the_slider_by_keyboard(reloaded: webdriver.Chrome, evaluation: Evaluation, trained: Path) -> None:
@@ -353,20 +378,57 @@ def test_the_table_filters(reloaded: webdriver.Chrome, evaluation: Evaluation) -
     find.send_keys(Keys.BACKSPACE)
     show = Select(reloaded.find_element(By.ID, "show"))
     model = evaluation.data.models[0]
-    needed = model.score >= model.threshold
-    label = evaluation.data.label == 1
-    words = {
-        "missed": label & ~needed,
-        "needless": ~label & needed,
-        "examined": label & needed,
-        "spared": ~label & ~needed,
-    }
-    for word, rows in words.items():
+    reloaded.find_element(By.ID, "allowed").send_keys(Keys.END)
+    of_slider = column(reloaded, 6)
+    Select(reloaded.find_element(By.ID, "decisions")).select_by_value("file")
+    by_file = [OUTCOMES[y, z] for y, z in zip(evaluation.data.label, model.score >= model.threshold, strict=True)]
+    assert column(reloaded, 6) != of_slider
+    for word in OUTCOMES.values():
         show.select_by_visible_text(word)
-        assert column(reloaded, 6) == [word] * rows.sum()
-        assert count.text == f"{rows.sum()} of 12 exams"
+        assert column(reloaded, 6) == [word] * by_file.count(word)
+        assert count.text == f"{by_file.count(word)} of 12 exams"
     show.select_by_value("warned")
     assert count.text == "1 of 12 exams"
+
+
+def test_numbers_and_pictures_lead_to_rows(reloaded: webdriver.Chrome, evaluation: Evaluation) -> None:
+    reloaded.find_element(By.ID, "allowed").send_keys(Keys.END)
+    reloaded.find_element(By.CSS_SELECTOR, "[data-show=missed]").click()
+    missed = gallery(reloaded, "missed")
+    assert column(reloaded, 0) == missed[::-1]
+    link = reloaded.find_element(By.CSS_SELECTOR, "[data-gallery=missed] a")
+    link.send_keys(Keys.ENTER)
+    assert len(column(reloaded, 0)) == 12
+    row = reloaded.find_element(By.CSS_SELECTOR, "tr:target")
+    assert row.find_element(By.TAG_NAME, "th").text == missed[0]
+    assert row.is_displayed()
+
+
+def test_a_dark_page_has_dark_figures(reloaded: webdriver.Chrome) -> None:
+    """Contrast by WCAG's formula of the page's text, and of the figures' text, on what is behind it."""
+
+    def colours() -> tuple[list[float], ...]:
+        found: list[str] = reloaded.execute_script(
+            "const plot = document.getElementById('roc'); const body = getComputedStyle(document.body);"
+            "return [body.color, body.backgroundColor, getComputedStyle(plot.querySelector('.xtitle')).fill,"
+            "getComputedStyle(plot.querySelector('.main-svg')).backgroundColor]"
+        )
+        return tuple([int(x) for x in re.findall(r"\d+", one)[:3]] for one in found)
+
+    def luminance(rgb: list[float]) -> float:
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in np.array(rgb) / 255]
+        return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
+
+    for scheme, is_dark in (("dark", True), ("light", False)):
+        reloaded.execute_cdp_cmd(
+            "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        )
+        WebDriverWait(reloaded, 10).until(lambda _, dark=is_dark: (luminance(colours()[3]) < 0.2) == dark)
+        text, page, title, plot = map(luminance, colours())
+        assert page == plot
+        for ink in (text, title):
+            assert (max(ink, page) + 0.05) / (min(ink, page) + 0.05) > 7
+            assert (ink > page) == is_dark
 
 
 def test_hostile_names_do_nothing(reloaded: webdriver.Chrome) -> None:
@@ -377,7 +439,7 @@ def test_hostile_names_do_nothing(reloaded: webdriver.Chrome) -> None:
 
 
 def test_a_picture_is_enlarged_and_closed_by_keyboard(reloaded: webdriver.Chrome) -> None:
-    (thumb,) = reloaded.find_elements(By.CLASS_NAME, "thumb")
+    (thumb,) = reloaded.find_elements(By.CSS_SELECTOR, "#patient-table .thumb")
     dialog = reloaded.find_element(By.ID, "enlarged")
     assert not dialog.is_displayed()
     thumb.send_keys(Keys.ENTER)
