@@ -67,6 +67,23 @@ def python(at_root: None) -> Iterator[WarmPython]:
         server.close()
 
 
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A browser for the pages that are written, as a person opens them: from the disk."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
+    program, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not (program and driver):
+        pytest.skip("needs chromium and chromedriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = program
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1300,1400"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield found
+    found.quit()
+
+
 @pytest.fixture
 def refusal(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Calls a function that must leave with status 2, and gives the last paragraph it wrote to stderr."""

@@ -50,7 +50,8 @@ class LoadRegisteredExamd(Transform):
 
     Adds to the item ``t2``, ``adc`` (1e-6 mm2/s), ``hbv``, ``valid`` (1 where there is diffusion data) and ``t2_valid``
     (1 where T2 has slices): MetaTensors ``(1, X, Y, Z)`` float32, RAS millimetres; and ``report``: a dictionary with
-    ``warnings``, facts about the series used and the registration's figures.
+    ``warnings``, facts about the series used and the registration's figures. A function ``show`` of the item is taken
+    out of it, and given the registered images on T2's own voxels (:func:`~mri_alm.imaging.registration.onto_grid`).
 
     Args:
         spacing: Grid spacing in millimetres along T2's rows, columns and slices.
@@ -108,6 +109,7 @@ class LoadRegisteredExamd(Transform):
             register=self.register,
             center_mm=centre,
             as_prepared=self.as_prepared,
+            show=item.pop("show", None),
         )
         found.setdefault("hbv", found["adc"] * 0.0)
         plain = json.loads(json.dumps(facts))  # a cache holds nothing else

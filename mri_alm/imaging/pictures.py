@@ -2,13 +2,17 @@
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import SimpleITK as sitk  # noqa: N813
 from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
+
+from mri_alm.imaging.registration import Images
 
 Array = NDArray[np.float32]
 
@@ -16,6 +20,70 @@ BOX_MM = 112.0  # the crop that configs/prostate_alm.json trains on
 ADC_TOP = 2500.0  # 1e-6 mm2/s, shown white
 STRIP_HEIGHTS = (0.35, 0.5, 0.65)  # of the slices, feet to head
 PICTURE_HEIGHTS = (0.3, 0.5, 0.7)  # apex, middle and base of a gland in the middle
+SHEET_BYTES = 700_000  # of all slices of an exam; below 1 MB as text in a page
+SHEET_SLICES, SHEET_PIXELS = 32, 384  # the most of them, and of rows and columns of one
+_QUALITIES = (80, 65, 50)  # of JPEG, the best that fits is taken
+
+
+@dataclass(frozen=True)
+class SliceSheet:
+    """All slices of one exam as one picture, to be shown one at a time.
+
+    Attributes:
+        picture: JPEG in grey: a column per slice, from the feet; rows T2, ADC (0 to 2500e-6 mm2/s) and, where there is
+            one, high b. The patient's right is left, the front on top.
+        thumbnail: JPEG of the middle slice: T2, ADC, high b where there is one, and ADC's colours over T2.
+        slices: Numbers of the columns among T2's slices in view, from 1 at the feet.
+        depth: T2's slices in view; all are there unless they are more than 32 or too many bytes.
+        rows: 3, or 2 without high b.
+        ratio: Width of a slice over its height, in mm.
+    """
+
+    picture: bytes
+    thumbnail: bytes
+    slices: tuple[int, ...]
+    depth: int
+    rows: int
+    ratio: float
+
+
+def slice_sheet(images: Images) -> SliceSheet:
+    """The slices of a registered exam, at most 700 kB.
+
+    Args:
+        images: ``t2``, ``adc`` (1e-6 mm2/s), ``valid`` and perhaps ``hbv``, on one grid.
+    """
+    names = [name for name in ("t2", "adc", "hbv", "valid") if name in images]
+    oriented = {name: sitk.DICOMOrient(images[name], "LPS") for name in names}
+    arrays: dict[str, Array] = {name: sitk.GetArrayFromImage(image) for name, image in oriented.items()}
+    depth, rows, columns = arrays["t2"].shape
+    spacing = oriented["t2"].GetSpacing()
+    ratio = columns * spacing[0] / (rows * spacing[1])
+    shown = _shown(arrays)
+    volumes = [(255 * shown[name]).astype(np.uint8) for name in names if name != "valid"]
+    count = min(depth, SHEET_SLICES)
+    while True:
+        chosen = np.unique(np.linspace(0, depth - 1, count).round().astype(int))
+        picture = _small_enough(volumes, chosen)
+        if len(picture) <= SHEET_BYTES or count == 1:
+            break
+        count = (count + 1) // 2
+    thumbnail = _jpeg(_page(arrays, (0.5,), (112, max(1, round(112 / ratio)))))
+    return SliceSheet(picture, thumbnail, tuple((chosen + 1).tolist()), depth, len(volumes), ratio)
+
+
+def _small_enough(volumes: Sequence[NDArray[np.uint8]], chosen: NDArray[np.int_]) -> bytes:
+    """JPEG of the chosen slices, a row per volume, of the best quality that fits, or of the least."""
+    sheet = Image.fromarray(np.concatenate([np.concatenate(volume[chosen], axis=1) for volume in volumes]))
+    _, rows, columns = volumes[0].shape
+    scale = min(1.0, SHEET_PIXELS / max(rows, columns))
+    size = (max(1, round(scale * columns)) * len(chosen), max(1, round(scale * rows)) * len(volumes))
+    sheet = sheet.resize(size, Image.Resampling.BILINEAR) if scale < 1 else sheet
+    for quality in _QUALITIES:
+        picture = _jpeg(sheet, quality)
+        if len(picture) <= SHEET_BYTES:
+            break
+    return picture
 
 
 def study_strip(arrays: Mapping[str, Array], spacing: Sequence[float]) -> bytes:
@@ -86,8 +154,7 @@ def _panels(arrays: Mapping[str, Array], heights: Sequence[float]) -> Iterator[t
     Yields:
         Panels (rows, columns, 3) in 0 to 1.
     """
-    shown = {name: _window(arrays[name]) for name in ("t2", "hbv") if name in arrays}
-    shown["adc"] = np.clip(arrays["adc"] / ADC_TOP, 0, 1)
+    shown = _shown(arrays)
     depth = len(shown["t2"])
     for height in heights:
         level = min(int(height * depth), depth - 1)
@@ -96,6 +163,12 @@ def _panels(arrays: Mapping[str, Array], heights: Sequence[float]) -> Iterator[t
         if "valid" in arrays:
             mixed = np.where(arrays["valid"][level][..., None] > 0, mixed, gray["t2"])
         yield level, [*(gray[name] for name in ("t2", "adc", "hbv") if name in gray), mixed]
+
+
+def _shown(arrays: Mapping[str, Array]) -> dict[str, NDArray[np.float64]]:
+    """The images as brightness from 0 to 1."""
+    shown = {name: _window(arrays[name]) for name in ("t2", "hbv") if name in arrays}
+    return shown | {"adc": np.clip(arrays["adc"] / ADC_TOP, 0, 1)}
 
 
 def _window(array: Array) -> NDArray[np.float64]:
@@ -118,7 +191,7 @@ def _page(arrays: Mapping[str, Array], heights: Sequence[float], size: tuple[int
     return page
 
 
-def _jpeg(page: Image.Image) -> bytes:
+def _jpeg(page: Image.Image, quality: int = 75) -> bytes:
     buffer = io.BytesIO()
-    page.save(buffer, "JPEG", quality=75)
+    page.save(buffer, "JPEG", quality=quality)
     return buffer.getvalue()

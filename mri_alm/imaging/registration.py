@@ -4,7 +4,7 @@ Every call works on one core, in one piece: the result is the same bits on any m
 Python's lock, so several studies in Python threads use several cores better than one study split over them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -311,6 +311,7 @@ def onto_grid(
     register: bool = True,
     center_mm: tuple[float, float, float] | None = None,
     as_prepared: bool = False,
+    show: Callable[[Images], object] | None = None,
 ) -> tuple[Images, Facts]:
     """Register ADC to T2, and bring T2, ADC and high-b onto one grid.
 
@@ -325,6 +326,7 @@ def onto_grid(
         center_mm: LPS point that the grid lies about; T2's centre by default.
         as_prepared: Go by the grid that exams are prepared on, as one from a prepared cohort does: both then hold the
             same voxels. False does it in one interpolation.
+        show: Is given the registered images for a person to look at: what the grid covers, on T2's own voxels.
 
     Returns:
         ``t2``, ``adc``, ``hbv``, ``valid`` (1 where there is diffusion data) and ``t2_valid`` (1 where T2 has slices)
@@ -339,6 +341,9 @@ def onto_grid(
     if center_mm:
         report["crop_center_mm"] = [round(value, 3) for value in center_mm]
     grid = common_grid(images["t2"], spacing_mm=spacing, size=size, center_mm=center_mm)
+    if show:
+        part = _part(images["t2"], _corners(grid, sitk.Transform(3, sitk.sitkIdentity)), 0)
+        show(_resampled(images | {"t2": part}, part, transform))
     if as_prepared and not prepared:
         images, transform = as_stored(_resampled(images, _prepared_part(images, grid), transform)), None
     found = _resampled(images, grid, transform)

@@ -5,7 +5,8 @@ import io
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ from mri_alm.cohort.rules import CohortRules
 from mri_alm.errors import InputError, StudyError
 from mri_alm.evaluation.data import read_calibration, refuse_another_model
 from mri_alm.imaging.dicom_files import StudyFiles, with_headers
-from mri_alm.imaging.pictures import study_picture
+from mri_alm.imaging.pictures import SliceSheet, slice_sheet, study_picture
+from mri_alm.imaging.registration import Images
 from mri_alm.metrics.threshold import OperatingPoint, certificate_in_words, neyman_pearson_threshold
 from mri_alm.runtime.atomic import explain_os_errors, private_files
 from mri_alm.runtime.bug_reports import BUG_REPORT, UnexpectedError, ends_the_run, study_failure, unexpected
@@ -37,6 +39,7 @@ from mri_alm.runtime.progress import progress_bar
 from mri_alm.runtime.pseudonyms import key_secret, study_key
 from mri_alm.runtime.tables import read_table, write_csv
 from mri_alm.scoring.explain import nearest_threshold, write_explanations
+from mri_alm.scoring.page import PAGE, write_scores_page
 from mri_alm.scoring.structured_report import check_highdicom, structured_report
 
 logger = logging.getLogger("mri_alm")
@@ -62,6 +65,7 @@ class NewStudies:
         reports: What was found of each of them: facts and warnings.
         errors: Why the others could not.
         sources: Where the exams lie that have keys for names.
+        sheets: Slices of every exam that could be registered, to look at; or why there are none.
 
     Raises:
         InputError: If there is nothing to score.
@@ -87,7 +91,9 @@ class NewStudies:
             items = [one.item | {"study": key, "label": 0.0} for key, one in self.sources.items() if not one.error]
             items = [item | {"index": index} for index, item in enumerate(items)]
         lost = {key: one.error for key, one in self.sources.items() if one.error}
-        self.prepared, errors = for_each_study(_Prepared(preprocessing), items, threads=threads, title="prepare")
+        preparation = _Prepared(preprocessing)
+        self.prepared, errors = for_each_study(preparation, items, threads=threads, title="prepare")
+        self.sheets = preparation.sheets
         self.reports: dict[str, Any] = {item["study"]: item.pop("report") for item in self.prepared}
         self.errors = lost | errors
         self.names = list(self.sources) or [item["study"] for item in items]
@@ -96,14 +102,23 @@ class NewStudies:
 @dataclass(frozen=True)
 class _Prepared:
     preprocessing: Compose
+    sheets: dict[str, SliceSheet | Exception] = field(default_factory=dict)
 
     def __call__(self, item: dict[str, Any]) -> Any:
         """An exam prepared, or whatever hinders it as its own failure: nothing is written here that others need."""
         try:
             dicom = item.get("dicom")
-            return self.preprocessing(item | ({"dicom": with_headers(dicom)} if isinstance(dicom, StudyFiles) else {}))
+            headers = {"dicom": with_headers(dicom)} if isinstance(dicom, StudyFiles) else {}
+            return self.preprocessing(item | headers | {"show": partial(self._draw, item["study"])})
         except Exception as error:
             raise study_failure(error) from error
+
+    def _draw(self, study: str, images: Images) -> None:
+        """Keep an exam's slices to look at; what goes wrong with them is said of its row, and costs no score."""
+        try:
+            self.sheets[study] = slice_sheet(images)
+        except Exception as error:
+            self.sheets[study] = error
 
 
 def operating_point(
@@ -192,11 +207,15 @@ def write_scores(
     rows = {row["study"]: row for row in scored} | _lost_rows(studies, run, output)
     table = [rows[name] for name in studies.names]
     with explain_os_errors(output):  # digests of an earlier model must not stand beside these scores, whatever happens
-        (output / "report.json").unlink(missing_ok=True)
+        for name in ("report.json", PAGE):
+            (output / name).unlink(missing_ok=True)
     write_csv(output / "scores.csv", SCORE_COLUMNS, table)
     with progress_bar("write", len(studies.prepared), "study") as bar:
         for item in studies.prepared:
             row = rows[item["study"]]
+            with _going_on(output, row, "slices on the page"):
+                if isinstance(problem := studies.sheets.get(item["study"]), Exception):
+                    raise problem
             with _going_on(output, row, "picture"):
                 picture = study_picture(item["image"].numpy(), run.settings["spacing"], _title(row))
                 write_bytes(output / f"{item['study']}.png", picture)
@@ -216,8 +235,22 @@ def write_scores(
         chosen = nearest_threshold(scored, explain)
         record |= _explanations(studies, evaluator, run, output, chosen=chosen)
     write_json(output / "report.json", record)
+    _write_page(studies, table, run, output, point)
     _say(scored, studies, run, point)
     logger.info("Written: %s", output)
+
+
+def _write_page(
+    studies: NewStudies, table: Sequence[Mapping[str, Any]], run: TrainedRun, output: Path, point: OperatingPoint
+) -> None:
+    """The page of all exams; without it the scores stand all the same."""
+    sheets = {name: sheet for name, sheet in studies.sheets.items() if isinstance(sheet, SliceSheet)}
+    told = {"study": "page", "warnings": ""}
+    with _going_on(output, told, PAGE):
+        words, keyed = point.in_words(), bool(studies.sources)
+        write_scores_page(output, table, sheets, threshold=words, notices=_model_notices(run.trained_on), keyed=keyed)
+    if told["warnings"]:
+        logger.warning("%s", told["warnings"])
 
 
 def _decide(
@@ -284,18 +317,25 @@ def _title(row: Mapping[str, Any]) -> str:
 
 def _warn(scored: Sequence[Mapping[str, Any]], trained_on: Mapping[str, Any] | None) -> None:
     """Say on the terminal what the model is, and how many exams it should not be trusted with."""
-    if note := training_note(trained_on):
-        logger.warning("This model was %s: its scores say nothing about patients.", note)
-    if trained_on is None:
-        logger.warning(
-            "What this model was trained on is not recorded (it was trained by an earlier version, or protocol.json is "
-            "gone): nobody can tell whether these exams are like those. Train it again to have it recorded."
-        )
+    for notice in _model_notices(trained_on):
+        logger.warning("%s", notice)
     logger.info("Quality by headers and geometry: %s.", quality_counts(row["quality"] for row in scored) or "no exam")
     if apart := sum(UNLIKE in row["warnings"] for row in scored):
         logger.warning(
             "%d of %d exams are unlike those that the model was trained on; see warnings.", apart, len(scored)
         )
+
+
+def _model_notices(trained_on: Mapping[str, Any] | None) -> list[str]:
+    """What must be known of a model before its scores are read."""
+    note = training_note(trained_on)
+    notices = [f"This model was {note}: its scores say nothing about patients."] if note else []
+    if trained_on is None:
+        notices.append(
+            "What this model was trained on is not recorded (it was trained by an earlier version, or protocol.json is "
+            "gone): nobody can tell whether these exams are like those. Train it again to have it recorded."
+        )
+    return notices
 
 
 def _logits(

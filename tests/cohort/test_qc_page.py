@@ -2,8 +2,6 @@
 
 import io
 import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,6 @@ from exams import dicom_exam, prepare, write_text
 from PIL import Image
 
 from mri_alm.imaging.pictures import study_strip
-
-webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
-BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-needs_browser = pytest.mark.skipif(not (BROWSER and DRIVER), reason="needs chromium and chromedriver")
 
 
 @pytest.fixture(scope="module")
@@ -31,25 +25,12 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "cohort" / "qc.html"
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1300,1400"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    yield driver
-    driver.quit()
-
-
 def test_the_page_needs_nothing_but_itself(page: Path) -> None:
     text = page.read_text("utf-8")
     assert re.findall(r'(?:src|href)="(?!data:image/jpeg;base64,)[^"]*"', text) == []
     assert not re.search(r"https?://|url\(|@import|<link", text)
 
 
-@needs_browser
 def test_pictures_figures_filters_and_search(page: Path, browser: Any) -> None:
     from selenium.webdriver.common.by import By as by  # noqa: N813
 

@@ -4,6 +4,7 @@ import ast
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -125,6 +126,10 @@ def test_all_outputs_of_a_folder_with_a_failing_exam(
     assert {path.name for path in output.glob("*_sr.dcm")} == {f"{name}_sr.dcm" for name in scored}
     report = json.loads((output / "report.json").read_text())
     assert list(report["studies"]) == names
+    page = (output / "index.html").read_text("utf-8")
+    assert set(re.findall('data-study="(.*?)"', page)) == set(names)
+    assert json.loads(page.split('id="sheets">')[1].split("</script>")[0]).keys() == set(scored)
+    assert "This model was trained on" not in page  # what the small cohort is of is not recorded
     explained = report["explanations"]
     distance = {row["study"]: abs(float(row["score"]) - float(row["threshold"])) for row in rows if row["score"]}
     assert list(explained["studies"]) == sorted(scored, key=lambda name: distance[name])[:1]
@@ -154,6 +159,34 @@ def test_a_report_that_cannot_be_made_costs_its_row_a_warning_and_keys_lead_back
     assert folders.keys() == {row["study"] for row in rows}
     assert sorted(folders.values()) == sorted(map(str, exams.iterdir()))
     assert all(row["study"] == study_key(row["name"], "a fixed secret") for row in read_rows(keys))
+
+
+def test_without_slices_or_a_page_the_scores_stand(
+    run: Path, few: Path, tmp_path: Path, score: Program, no_pictures: None, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise KeyError("Doe")
+
+    output = tmp_path / "out"
+    assert score(*arguments(run, few, output)) == 0
+    whole, page = (output / "scores.csv").read_bytes(), (output / "index.html").read_text("utf-8")
+    assert page.count("Look at all slices of ") == 3
+    monkeypatch.setattr("mri_alm.scoring.new_exams.slice_sheet", broken)
+    assert score(*arguments(run, few, output)) == 0
+    said = "No slices on the page: an error that nobody foresaw (KeyError); please report it with S"
+    assert all(said in row["warnings"] for row in read_rows(output / "scores.csv"))
+    page = (output / "index.html").read_text("utf-8")
+    assert page.count("no pictures") == 3
+    assert page.count(said) == 3
+    monkeypatch.undo()
+    monkeypatch.setattr("mri_alm.scoring.new_exams.write_scores_page", broken)
+    assert score(*arguments(run, few, output)) == 0
+    assert (output / "scores.csv").read_bytes() == whole
+    assert not (output / "index.html").exists()  # that of other scores
+    assert (
+        "No index.html: an error that nobody foresaw (KeyError); please report it with page_bug"
+        in capfd.readouterr().out
+    )
 
 
 @pytest.mark.slow
