@@ -22,6 +22,7 @@ from mri_alm.cohort.prepare_study import Preparation, StudyTask
 from mri_alm.cohort.protocol import quality_of
 from mri_alm.cohort.rules import CohortRules, load_cohort_rules
 from mri_alm.errors import InputError, StudyError
+from mri_alm.imaging.pictures import HIGH_B_TOP, T2_TOP, reduced
 from mri_alm.runtime.atomic import private_files, sweep
 from mri_alm.runtime.files import read_json, write_bytes, write_json
 from mri_alm.runtime.locks import exclusive_lock
@@ -43,6 +44,7 @@ MANIFEST_COLUMNS = (
 
 KEY_CHECK, OWN_SECRET = "key_check.json", "salt"  # in a cohort's folder; the second one of earlier versions
 _CHECKED = "which secret are the keys of this cohort made with?"
+_SHOWN = 640  # pixels of a picture in the page; the whole one lies in the study's folder
 TEMPLATE = Path(__file__).with_name("qc.html.j2")
 KILLED = StudyError(
     "killed",
@@ -375,6 +377,8 @@ def _record_of(preparation: Preparation, outcome: TaskResult) -> dict[str, Any]:
 def write_page(cohort: Path, rows: Sequence[dict[str, Any]], summary: dict[str, Any]) -> None:
     """Write ``qc.html``: a row per study with its picture, figures, warnings or error; filters by status and text.
 
+    A reader marks studies to leave out there, and the page composes the text of ``--exclude``.
+
     Args:
         cohort: Folder with ``<study>/study.json`` and ``<study>/qc.jpg``.
         rows: Of the manifest.
@@ -382,7 +386,8 @@ def write_page(cohort: Path, rows: Sequence[dict[str, Any]], summary: dict[str, 
     """
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(TEMPLATE.read_text("utf-8"))
-    page = template.render(summary=summary, studies=_studies(cohort, rows), total=len(rows))
+    studies, tops = _studies(cohort, rows), (T2_TOP, HIGH_B_TOP)
+    page = template.render(summary=summary, studies=studies, total=len(rows), tops=tops)
     write_bytes(cohort / "qc.html", page.encode())
 
 
@@ -392,6 +397,6 @@ def _studies(cohort: Path, rows: Sequence[dict[str, Any]]) -> Iterator[dict[str,
         folder = cohort / row["study"]
         picture = folder / "qc.jpg"
         record = read_json(folder / "study.json")
-        image = base64.b64encode(picture.read_bytes()).decode() if picture.is_file() else ""
+        image = base64.b64encode(reduced(picture.read_bytes(), _SHOWN)).decode() if picture.is_file() else ""
         warnings = [text for text in row["warnings"].split(" | ") if text]
         yield {"row": row, "record": record, "image": image, "warnings": warnings}

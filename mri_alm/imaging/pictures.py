@@ -18,6 +18,8 @@ Array = NDArray[np.float32]
 
 BOX_MM = 112.0  # the crop that configs/prostate_alm.json trains on
 ADC_TOP = 2500.0  # 1e-6 mm2/s, shown white
+T2_TOP, HIGH_B_TOP = 97.0, 99.5  # percentiles shown white: bladder and fat outshine a gland on T2, not at high b
+STRIP_PIXELS = 256  # of a panel, as many as a prepared image has
 STRIP_HEIGHTS = (0.35, 0.5, 0.65)  # of the slices, feet to head
 PICTURE_HEIGHTS = (0.3, 0.5, 0.7)  # apex, middle and base of a gland in the middle
 SHEET_BYTES = 700_000  # of all slices of an exam; below 1 MB as text in a page
@@ -95,14 +97,26 @@ def study_strip(arrays: Mapping[str, Array], spacing: Sequence[float]) -> bytes:
     """
     _, rows, columns = arrays["t2"].shape
     field = (columns * spacing[0], rows * spacing[1])
-    width, height = size = (160, round(160 * field[1] / field[0]))
+    width, height = size = (STRIP_PIXELS, round(STRIP_PIXELS * field[1] / field[0]))
     page = _page(arrays, STRIP_HEIGHTS, size)
     reach = [0.5 * pixels * min(1.0, BOX_MM / mm) for pixels, mm in zip(size, field, strict=True)]
     for row in range(len(STRIP_HEIGHTS)):
         x, y = width / 2, (row + 0.5) * height
         corners = [x - reach[0], y - reach[1], x + reach[0] - 1, y + reach[1] - 1]
-        ImageDraw.Draw(page).rectangle(corners, outline=(80, 200, 120))
+        ImageDraw.Draw(page).rectangle(corners, outline=(80, 200, 120), width=2)
     return _jpeg(page)
+
+
+def reduced(picture: bytes, width: int) -> bytes:
+    """A JPEG made as narrow as this, in pixels; one that is narrower or damaged stays as it is."""
+    try:
+        with Image.open(io.BytesIO(picture), formats=("JPEG",)) as page:
+            if page.width <= width:
+                return picture
+            small = page.resize((width, round(width * page.height / page.width)), Image.Resampling.BOX)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return picture
+    return _jpeg(small)
 
 
 def study_picture(image: Array, spacing: Sequence[float], title: str) -> bytes:
@@ -167,16 +181,15 @@ def _panels(arrays: Mapping[str, Array], heights: Sequence[float]) -> Iterator[t
 
 def _shown(arrays: Mapping[str, Array]) -> dict[str, NDArray[np.float64]]:
     """The images as brightness from 0 to 1."""
-    shown = {name: _window(arrays[name]) for name in ("t2", "hbv") if name in arrays}
+    shown = {name: _window(arrays[name], top) for name, top in (("t2", T2_TOP), ("hbv", HIGH_B_TOP)) if name in arrays}
     return shown | {"adc": np.clip(arrays["adc"] / ADC_TOP, 0, 1)}
 
 
-def _window(array: Array) -> NDArray[np.float64]:
-    """Values between the 1st and 99.5th percentile of the middle, as 0 to 1: the rim glows beside the coils."""
-    _, height, width = array.shape
-    middle = array[:, height // 4 : -(height // 4), width // 4 : -(width // 4)]
+def _window(array: Array, top: float) -> NDArray[np.float64]:
+    """Values between two percentiles of the middle of the volume, as 0 to 1: its rim glows beside the coils."""
+    middle = array[tuple(slice(size // 4, size - size // 4) for size in array.shape)]
     inside = middle[middle != 0]
-    low, high = np.percentile(inside, (1, 99.5)) if inside.size else (0.0, 1.0)
+    low, high = np.percentile(inside, (1, top)) if inside.size else (0.0, 1.0)
     return np.clip((array - low) / max(high - low, 1e-9), 0, 1).astype(np.float64)
 
 

@@ -16,7 +16,7 @@ from jinja2 import Environment
 from matplotlib import colormaps
 from scipy.special import expit, logit
 
-from mri_alm.imaging.pictures import SliceSheet
+from mri_alm.imaging.pictures import HIGH_B_TOP, T2_TOP, SliceSheet
 from mri_alm.runtime.files import write_bytes
 
 PAGE, PICTURES = "index.html", "index_pictures"
@@ -66,6 +66,7 @@ def write_scores_page(
         "notices": notices,
         "keyed": keyed,
         "ends": [_number(expit(end)) for end in axis],
+        "tops": (T2_TOP, HIGH_B_TOP),
         "colours": [" ".join(f"{one:.3f}" for one in row) for row in _colours()],
         "sheets": {name: _viewed(name, sheet, apart) for name, sheet in sheets.items()},
     }
