@@ -5,6 +5,7 @@ MkDocs loads this file for its hooks, and griffe, which reads the docstrings, fo
 
 import ast
 import html
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -25,6 +26,8 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
         for path in sorted(ROOT.glob(pattern)):
             name = _site_name(path.relative_to(ROOT).as_posix())
             files.append(File.generated(config, name, abs_src_path=str(path)))
+    for notebook in sorted((ROOT / "docs").glob("*.ipynb")):
+        files.append(File.generated(config, f"{notebook.stem}.md", content=_notebook(notebook)))
     package = ROOT / "mri_alm"
     modules = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
@@ -32,7 +35,8 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
         if path not in (package / "__init__.py", package / "moved.py")
     }
     for module in modules:
-        files.append(File.generated(config, f"reference/{module}.md", content=f"# {module}\n\n::: {module}\n"))
+        content = f"---\nsearch:\n  boost: 0.2\n---\n# {module}\n\n::: {module}\n"  # guides are found first
+        files.append(File.generated(config, f"reference/{module}.md", content=content))
     files.append(File.generated(config, "reference/index.md", content=_reference(modules)))
     return files
 
@@ -61,6 +65,14 @@ def on_page_markdown(markdown: str, *, page: Any, files: Files, **_: Any) -> str
         known = page_of(found) and _site_name(found) != page.file.src_uri
         return f"[`{match[1]}`]({from_here(found)})" if known else match[0]
 
+    def public(match: re.Match[str]) -> str:
+        room, _, thing = match[1].rpartition(".")
+        target = f"reference/{room}.md"
+        return f"[{match[0]}]({posixpath.relpath(target, here or '.')}#{room}.{thing})" if page_of(target) else match[0]
+
+    if page.file.src_uri == "api.md":
+        markdown = re.sub(r"`(mri_alm\.\w+\.\w+)`", public, markdown)
+    markdown = re.sub(r"\]\(((?!https?:)[^)#\s]+)\.ipynb\)", r"](\1.md)", markdown)
     markdown = re.sub(r"\]\(((?!https?:)[^)#\s]+\.md)(#[^)\s]*)?\)", link, markdown)
     return re.sub(r"(?<!\[)`((?:docs/|cohorts/|docker/|benchmarks/)[\w/.-]*(?:\.md|/)|[A-Z]+\.md)`", name, markdown)
 
@@ -87,6 +99,20 @@ def _site_name(name: str) -> str:
     return "overview.md" if name == "README.md" else name
 
 
+def _notebook(path: Path) -> str:
+    """A notebook as a page: its texts, its code, and the text that the code has printed."""
+    parts = []
+    for cell in json.loads(path.read_text("utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        printed = "".join(line for output in cell["outputs"] for line in output["text"])
+        parts += [f"```text\n{printed.rstrip()}\n```"] if printed else []
+    return "\n\n".join(parts)
+
+
 def _reference(modules: dict[str, Path]) -> str:
     rows = []
     for module, path in modules.items():
@@ -95,9 +121,8 @@ def _reference(modules: dict[str, Path]) -> str:
             f"| [`{module}`]({module}.md) | {PlainRoles.plain(' '.join(docstring.partition('.')[0].split()))}. |"
         )
     return (
-        "# Reference\n\nOf every public class and function, from the docstrings. In a loop of your own you need "
-        "[`mri_alm.alm`](mri_alm.alm.md) and [`mri_alm.metrics`](mri_alm.metrics.md); programs are described by their "
-        "`--help`.\n\n| module | what it is for |\n|---|---|\n" + "\n".join(rows) + "\n"
+        "# Reference\n\nOf every public class and function, from the docstrings. [Use it from Python](../api.md) has "
+        "the names to begin with, and samples.\n\n| module | what it is for |\n|---|---|\n" + "\n".join(rows) + "\n"
     )
 
 

@@ -22,10 +22,24 @@ nearest one that does; an old name is understood, with a hint.
 
 **Free** settings may change between two starts of one run folder; any other change is refused, with what changed. A
 setting that did not exist when a run was made counts as its default. The column *real cohort* says what to choose in
-place of the default, which fits the phantom.
+place of the default, which fits the phantom. Every setting has an anchor: [`settings.md#splits`](#splits) leads to
+`splits`.
 
 `pipelines/score.py` sets those of `configs/inference.json` from its arguments; as a MONAI bundle,
 `python -m monai.bundle run --config_file configs/inference.json` takes them after the command.
+
+## The ones asked for most
+
+| setting | meaning |
+|---|---|
+| `--splits 3`, `--only_split 4` | fewer splits; only split 4 (on a cluster: one job each, then once without `--only_split`) |
+| `--max_fn 1` | held-out positives the threshold may miss; may be changed after training, nothing is trained again |
+| `--positives_per_batch 2` | two positives in every batch ([what that is worth](plain_bce.md#batches)) |
+| `--mu0 0` | no constraints: the base loss alone, for comparison |
+| `--loss a_fl --gamma 2` | another base loss |
+| `--preset official_2022` | the choices of the authors' code in place of the paper's ([table](method.md#paper-the-authors-code-and-this-projects-default)); each can be set alone |
+| `--patience 10` | stop a split when its validation AUC has not risen for ten epochs |
+| `--run_dir runs/x` | another run; a folder is never mixed with other settings |
 """
 
 
@@ -36,16 +50,17 @@ def page() -> str:
         text += f"\n## {TITLES[config]}\n"
         for group in dict.fromkeys(setting.group for setting in settings.values()):
             text += f"\n### {group}\n\n| setting | default | real cohort | meaning |\n|---|---|---|---|\n"
-            text += "".join(row(setting) for setting in settings.values() if setting.group == group)
+            text += "".join(row(setting, config) for setting in settings.values() if setting.group == group)
     return text
 
 
-def row(setting: Setting) -> str:
-    """Its line."""
+def row(setting: Setting, config: str) -> str:
+    """Its line, to which `settings.md#NAME` leads, in another config than the main one `#CONFIG-NAME`."""
+    anchor = setting.name if config == "prostate_alm" else f"{config}-{setting.name}"
     preset = str(setting.default).startswith("$@chosen")
     default = "of the preset" if preset else WORDS.get(str(setting.default), f"`{setting.default}`")
     free = " (free)" if setting.free else ""
-    return f"| `{setting.name}` | {default} | {setting.real} | {setting.meaning}{free} |\n"
+    return f'| <a id="{anchor}"></a>`{setting.name}` | {default} | {setting.real} | {setting.meaning}{free} |\n'
 
 
 if __name__ == "__main__":

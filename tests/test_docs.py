@@ -1,10 +1,13 @@
 """What the documentation shows runs as written, and what it points to is there."""
 
+import ast
+import doctest
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import FunctionType
+from typing import Any, TypeGuard
 from urllib.parse import unquote
 
 import pytest
@@ -14,6 +17,7 @@ from small_cifar import write_cifar10
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import mri_alm
 from mri_alm.metrics.ranking import auc
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
@@ -119,8 +123,17 @@ def test_a_failing_command_fails_its_page(checkout: Checkout, tmp_path: Path, mo
         checkout.run(page)
 
 
-def test_the_readme_s_loop_runs_and_is_short(capsys: pytest.CaptureFixture[str]) -> None:
-    (loop,) = [block.text for block in blocks(ROOT / "README.md") if block.language == "python"]
+def test_the_readme_can_be_read_in_five_minutes() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert len(text.splitlines()) <= 90
+    assert len(text.split()) <= 1000  # 200 words a minute
+    pictures = sorted((ROOT / "docs" / "pictures").iterdir())
+    assert {path.name: path.stat().st_size for path in pictures if path.stat().st_size >= 150_000} == {}
+    assert [image for image in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text) if not (ROOT / image).exists()] == []
+
+
+def test_the_plain_loop_runs_and_is_short(capsys: pytest.CaptureFixture[str]) -> None:
+    loop = next(block.text for block in blocks(ROOT / "docs" / "loops.md") if block.language == "python")
     assert len([line for line in loop.splitlines() if line.strip()]) < 15
     torch.manual_seed(0)
     label = (torch.arange(60) % 6 == 0).float()
@@ -137,6 +150,45 @@ def test_the_readme_s_loop_runs_and_is_short(capsys: pytest.CaptureFixture[str])
     assert objective.epoch == 3
     assert objective.multipliers.count_nonzero() > 0
     assert capsys.readouterr().out.count("gradient_ratio") == 3
+
+
+def test_the_notebook_runs_and_shows_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    """In one namespace, as a kernel does; a cell's output is text on stdout."""
+    cells = json.loads((ROOT / "docs" / "five_minutes.ipynb").read_text("utf-8"))["cells"]
+    scope: dict[str, Any] = {}
+    for number, cell in enumerate(cell for cell in cells if cell["cell_type"] == "code"):
+        exec("".join(cell["source"]), scope)  # noqa: S102
+        shown = "".join(line for output in cell["outputs"] for line in output["text"])
+        assert capsys.readouterr().out == shown, f"code cell {number}: execute the notebook again and save it"
+
+
+def test_samples_of_the_python_page_print_what_they_show() -> None:
+    failed, tried = doctest.testfile(str(ROOT / "docs" / "api.md"), module_relative=False)
+    assert failed == 0, "the differences stand above"
+    assert tried > 20
+
+
+def test_the_python_page_has_every_name_of_the_package() -> None:
+    page = (ROOT / "docs" / "api.md").read_text("utf-8")
+    things = [getattr(mri_alm, name) for name in mri_alm.__all__]
+    public = [thing for thing in things if isinstance(thing, (type, FunctionType))]
+    assert len(public) > 10
+    assert [thing for thing in public if not re.search(rf"`mri_alm\.\w+\.{thing.__name__}`", page)] == []
+
+
+def test_messages_of_the_questions_page_are_those_of_the_program() -> None:
+    """Each piece of a quoted message between its "..." stands in a source."""
+    sources = [path.read_text("utf-8") for path in sorted((ROOT / "mri_alm").rglob("*.py"))]
+    said = "\n".join(node.value for source in sources for node in ast.walk(ast.parse(source)) if _is_text(node))
+    page = (ROOT / "docs" / "faq.md").read_text("utf-8")
+    messages = [m for m in re.findall(r"^\| `([^`]+)`", page, re.MULTILINE) if m != "Killed"]
+    pieces = {piece for m in messages for piece in re.split(r"\.\.\.|NAME|cuda:0|\b0\b", m) if len(piece.strip()) > 2}
+    assert {piece for piece in pieces if piece not in said} == set()
+    assert len(messages) >= 10
+
+
+def _is_text(node: ast.AST) -> TypeGuard[ast.Constant]:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=PAGE_IDS)
@@ -158,6 +210,7 @@ def test_links_lead_somewhere(page: Path) -> None:
         if anchor:
             titles = re.findall(r"^#+ (.*)$", target.read_text("utf-8"), re.MULTILINE)
             slugs = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+            slugs |= set(re.findall(r'<a id="([^"]+)">', target.read_text("utf-8")))
             assert anchor in slugs, link
 
 
