@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mri_alm.bundle.settings import TABLE, Setting
+from mri_alm.bundle.settings import CHOICES, PROFILES, TABLE, Setting
 
 PAGE = Path(__file__).with_name("settings.md")
 TITLES = {
@@ -57,8 +57,10 @@ def page() -> str:
 def row(setting: Setting, config: str) -> str:
     """Its line, to which `settings.md#NAME` leads, in another config than the main one `#CONFIG-NAME`."""
     anchor = setting.name if config == "prostate_alm" else f"{config}-{setting.name}"
-    preset = str(setting.default).startswith("$@chosen")
+    preset, profiled = (str(setting.default).startswith(start) for start in CHOICES)
     default = "of the preset" if preset else WORDS.get(str(setting.default), f"`{setting.default}`")
+    if profiled:
+        default = ", ".join(f"`{getattr(one, setting.name)}` ({name})" for name, one in PROFILES.items())
     free = " (free)" if setting.free else ""
     return f'| <a id="{anchor}"></a>`{setting.name}` | {default} | {setting.real} | {setting.meaning}{free} |\n'
 

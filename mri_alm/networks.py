@@ -2,11 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, cast
+from itertools import pairwise
+from typing import Any, Literal, cast
 
 import torch
 from monai.inferers import SimpleInferer
 from monai.networks.blocks import ADN, Convolution
+from monai.networks.layers.utils import get_norm_layer
+from monai.networks.nets.resnet import ResNetBlock
 from torch import Tensor, nn
 from torch.nn.functional import linear, normalize
 from torch.utils.checkpoint import checkpoint
@@ -126,6 +129,102 @@ class TwoBranchCNN(nn.Module):
         if torch.jit.is_scripting():  # TorchScript cannot turn autocast off
             return self.head(features)
         return in_float32(self.head, features)
+
+
+class ResidualCNN(nn.Module):
+    """A residual network over all channels together, for grids of fine slices: MONAI's ResNet blocks, a path of them.
+
+    The first convolution and the first block halve the image within the slices only, every further block along all
+    axes: voxels of 0.75 x 0.75 x 3 mm are 3 x 3 x 3 mm after the first block and 12 x 12 x 12 mm after the third.
+    MONAI's own ``ResNet`` halves all axes alike, and its blocks take batch normalisation whatever it is asked for. With
+    the default stages it has 884 609 parameters (three channels).
+
+    Args:
+        diffusion_channels: Leading channels of the input; they and the others are seen together, and told apart in
+            explanations only.
+        t2_channels: Remaining channels.
+        features: Channels of the first convolution, then of each block.
+        norm: See `TwoBranchCNN`; so are ``dropout``, ``cosine_scale`` and ``pooling``.
+
+    Raises:
+        InputError: If there is no channel, no block, or one without channels, or if pooling is unknown.
+
+    References:
+        He et al., CVPR 2016 (the block).
+    """
+
+    def __init__(
+        self,
+        diffusion_channels: int = 2,
+        t2_channels: int = 1,
+        features: Sequence[int] = (16, 32, 64, 128),
+        *,
+        norm: str | tuple[str, dict[str, object]] | None = ("group", {"num_groups": 8}),
+        dropout: float = 0.0,
+        cosine_scale: float | None = None,
+        pooling: str = "max_mean",
+    ) -> None:
+        super().__init__()
+        if min(diffusion_channels, t2_channels, len(features) - 1, *features) < 1:
+            raise InputError(
+                "The residual network needs a channel of each kind, and two stages or more: got diffusion_channels="
+                f"{diffusion_channels}, t2_channels={t2_channels}, features={list(features)}."
+            )
+        self.channels = [int(diffusion_channels), int(t2_channels)]
+        within, along_all = (2, 2, 1), (2, 2, 2)
+        first = Convolution(
+            3, sum(self.channels), features[0], strides=within, act="RELU", norm=norm, adn_ordering="NA"
+        )
+        strides = [within, *[along_all] * (len(features) - 2)]
+        blocks = [_block(*widths, stride, norm) for widths, stride in zip(pairwise(features), strides, strict=True)]
+        self.path = nn.Sequential(first, *blocks)
+        self.pool = _pool(pooling, features[-1])
+        self.dropout = nn.Dropout(dropout)
+        width = features[-1] * (2 if pooling == "max_mean" else 1)
+        self.head = nn.Linear(width, 1) if cosine_scale is None else CosineContrast(width, cosine_scale)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Logits ``(B, 1)`` of an image ``(B, diffusion_channels + t2_channels, X, Y, Z)``, Z across the slices."""
+        features = self.dropout(self.pool(self.path(image).flatten(2)))
+        if torch.jit.is_scripting():  # TorchScript cannot turn autocast off
+            return self.head(features)
+        return in_float32(self.head, features)
+
+
+def _block(inputs: int, outputs: int, stride: tuple[int, int, int], norm: Any) -> nn.Module:
+    """MONAI's block with what brings its input to its output's form; normalisation None is "" to MONAI."""
+    name = norm or ""
+    shortcut = nn.Sequential(
+        nn.Conv3d(inputs, outputs, 1, stride, bias=False), get_norm_layer(name, spatial_dims=3, channels=outputs)
+    )
+    return ResNetBlock(inputs, outputs, 3, cast(int, stride), shortcut, norm=name)
+
+
+def exam_network(
+    architecture: str, *, diffusion_channels: int, t2_channels: int, fusion: str, **options: Any
+) -> TwoBranchCNN | ResidualCNN:
+    """The network of a name, for exams; what the config calls.
+
+    Args:
+        architecture: ``"two_branch"``, `TwoBranchCNN`, or ``"residual"``, `ResidualCNN`.
+        diffusion_channels: See these classes.
+        t2_channels: See these classes.
+        fusion: Of the two branches; the residual network joins all channels in its first layer, so that ``"late"``, the
+            default, says nothing about it.
+        **options: See these classes: what both take.
+
+    Raises:
+        InputError: If the name is unknown, or fusion ``"spatial"`` is asked of the residual network.
+    """
+    one_of("architecture", architecture, ("two_branch", "residual"))
+    if architecture == "two_branch":
+        return TwoBranchCNN(diffusion_channels, t2_channels, fusion=fusion, **options)
+    if fusion != "late":
+        raise InputError(
+            f"fusion {fusion} is of architecture two_branch: the residual network sees all channels together from its "
+            "first layer on. Leave --fusion out."
+        )
+    return ResidualCNN(diffusion_channels, t2_channels, **options)
 
 
 class MaxMean(nn.Module):
@@ -276,11 +375,11 @@ class AutocastInferer(SimpleInferer):
     """Run the network in bfloat16 where that is faster (GPUs, CPUs with instructions for it); logits are float32.
 
     Args:
-        enabled: False runs in the weights' own type.
+        enabled: False runs in the weights' own type; ``"gpu"``: True on a GPU (CUDA), False elsewhere.
         micro_batch: Samples in memory at a time, see :func:`mri_alm.networks.in_parts`; None: the whole batch.
     """
 
-    def __init__(self, enabled: bool = False, micro_batch: int | None = None) -> None:
+    def __init__(self, enabled: bool | Literal["gpu"] = False, micro_batch: int | None = None) -> None:
         super().__init__()
         if micro_batch is not None and micro_batch < 1:
             raise InputError(f"micro_batch must be 1 or more exams, or None for the whole batch, got {micro_batch}.")
@@ -288,7 +387,8 @@ class AutocastInferer(SimpleInferer):
 
     def __call__(self, inputs: Tensor, network: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Logits of ``inputs``."""
-        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.enabled):
+        enabled = inputs.device.type == "cuda" if self.enabled == "gpu" else bool(self.enabled)
+        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=enabled):
             if self.micro_batch and torch.is_grad_enabled():
                 return in_parts(network, inputs, self.micro_batch).float()
             logits: Tensor = super().__call__(inputs, network, *args, **kwargs)

@@ -1,5 +1,4 @@
 import itertools
-import json
 import math
 import re
 from collections.abc import Callable
@@ -11,12 +10,21 @@ import pytest
 import torch
 from torch import nn
 
+from mri_alm.bundle import profile
 from mri_alm.cifar.networks import resnet10, resnet32
 from mri_alm.errors import InputError
-from mri_alm.networks import GatedAttention, LogSumExp, MaxMean, OneBranchCNN, TwoBranchCNN
+from mri_alm.networks import (
+    AutocastInferer,
+    GatedAttention,
+    LogSumExp,
+    MaxMean,
+    OneBranchCNN,
+    ResidualCNN,
+    TwoBranchCNN,
+    exam_network,
+)
 
 DOCUMENTATION = " ".join((TwoBranchCNN.__doc__ or "").split())
-CONFIG = json.loads((Path(__file__).parents[1] / "configs" / "prostate_alm.json").read_text())
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +62,7 @@ def test_receptive_field_is_the_documented_one() -> None:
 
 
 def test_the_extent_in_millimetres_is_of_the_default_grid() -> None:
-    text = " x ".join(f"{22 * spacing:.0f}" for spacing in CONFIG["spacing"])
+    text = " x ".join(f"{22 * spacing:.0f}" for spacing in profile("laptop").spacing)
     assert f"{text} mm" in DOCUMENTATION
 
 
@@ -294,6 +302,64 @@ def test_joined_maps_and_attention_export_to_onnx(tmp_path: Path) -> None:
 def test_an_unknown_form_is_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         TwoBranchCNN(**options)
+
+
+# --- Residual ------------------------------------------------------------------------------------------------------
+
+
+def test_the_residual_network_halves_within_slices_first() -> None:
+    network = ResidualCNN(features=(2, 4, 4, 6), norm="instance")
+    maps, shapes = torch.randn(1, 3, 32, 48, 12), []
+    for stage in network.path:
+        maps = stage(maps)
+        shapes.append(tuple(maps.shape))
+    assert shapes == [(1, 2, 16, 24, 12), (1, 4, 8, 12, 12), (1, 4, 4, 6, 6), (1, 6, 2, 3, 3)]
+
+
+def test_parameters_of_the_residual_network_are_the_documented_ones() -> None:
+    def block(inputs: int, outputs: int) -> int:  # two convolutions and a shortcut without bias, a norm behind each
+        return 27 * inputs * outputs + 27 * outputs * outputs + inputs * outputs + 3 * 2 * outputs
+
+    by_hand = (3 * 27 + 1) * 16 + 2 * 16 + block(16, 32) + block(32, 64) + block(64, 128) + 2 * 128 + 1
+    assert sum(parameter.numel() for parameter in ResidualCNN().parameters()) == by_hand == 884_609
+    assert "884 609 parameters" in " ".join((ResidualCNN.__doc__ or "").split())
+
+
+@pytest.mark.parametrize("norm", [None, ["group", {"num_groups": 2}]])
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_the_residual_network_exports_and_learns_and_exams_do_not_touch(norm: Any) -> None:
+    network = ResidualCNN(features=(2, 4, 6), norm=norm, pooling="lse")
+    image = torch.randn(2, 3, 16, 17, 8)
+    network(image).sum().backward()
+    assert all(parameter.grad is not None for parameter in network.parameters())
+    scripted = torch.jit.script(network.eval())
+    torch.testing.assert_close(scripted(image[:1]), network(image)[:1], rtol=1e-5, atol=1e-5)
+    assert [type(module) for module in network.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)] == []
+
+
+def test_a_network_is_made_by_its_name() -> None:
+    options: dict[str, Any] = {"diffusion_channels": 2, "t2_channels": 1, "fusion": "late", "features": (2, 4)}
+    residual, two = (exam_network(name, norm=None, **options) for name in ("residual", "two_branch"))
+    assert (type(residual), type(two), residual.channels) == (ResidualCNN, TwoBranchCNN, [2, 1])
+    with pytest.raises(InputError, match=r'^architecture must be one of two_branch, residual, got "vgg"'):
+        exam_network("vgg", **options)
+    with pytest.raises(InputError, match=r"^fusion spatial is of architecture two_branch: .* Leave --fusion out\.$"):
+        exam_network("residual", **options | {"fusion": "spatial"})
+    with pytest.raises(InputError, match=r"two stages or more: got diffusion_channels=2, .*features=\[8\]\.$"):
+        ResidualCNN(features=(8,))
+
+
+def test_bfloat16_of_a_gpu_is_float32_elsewhere() -> None:
+    seen = []
+
+    class Asking(nn.Module):
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            seen.append(torch.is_autocast_enabled("cpu"))
+            return image
+
+    for enabled in (False, True, "gpu"):
+        AutocastInferer(enabled)(torch.zeros(1), Asking())  # type: ignore[arg-type]
+    assert seen == [False, True, False]
 
 
 # --- One branch -----------------------------------------------------------------------------------------------------

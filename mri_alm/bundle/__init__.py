@@ -9,6 +9,7 @@ __getattr__, __dir__, __all__ = faces(
     __name__,
     {
         "config": ["check", "choose", "join"],
+        "settings": ["profile"],
         "transforms": ["CheckedCache", "LoadRegisteredExamd", "NormalizeWithinMaskd", "collate", "without_hbv"],
         "trained_run": ["Ensemble", "TrainedRun", "averaged", "of_largest"],
     },

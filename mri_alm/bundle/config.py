@@ -27,6 +27,7 @@ from mri_alm.alm.schedule import preset
 from mri_alm.bundle.old_runs import same_part
 from mri_alm.bundle.run_folder import RunFolder
 from mri_alm.bundle.settings import (
+    CHOICES,
     FREE_SETTINGS,
     MARKS,
     RENAMED_SETTINGS,
@@ -34,6 +35,7 @@ from mri_alm.bundle.settings import (
     Setting,
     check_values,
     current_names,
+    profile,
     settle,
 )
 from mri_alm.errors import InputError, did_you_mean
@@ -78,8 +80,7 @@ def check() -> None:
         check_names(config)
         check_values(config)
         parser.parse(reset=True)  # what refers to a setting that was read anew
-        if not str(config.get("preset", "$")).startswith(("$", "@")):
-            preset(config["preset"])
+        check_values(with_choices(config))  # a size of one's own against the stages of a profile
         check_device(parser)
 
 
@@ -240,6 +241,27 @@ def referenced(config: dict[str, Any]) -> set[str]:
     return used
 
 
+def with_choices(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with what its preset and its profile give in place of ``"$@chosen.x"`` and ``"$@profiled.x"``.
+
+    Nothing is evaluated: the config may be anybody's. What is neither stays as it is.
+
+    Raises:
+        InputError: If there is no preset or no profile of that name.
+    """
+    found = dict(config)
+    for start, setting, options in zip(CHOICES, ("preset", "profile"), (preset, profile), strict=True):
+        name = config.get(setting, SETTINGS[setting].default)
+        if not isinstance(name, str) or name.startswith((*MARKS,)):
+            continue
+        choices = options(name)
+        for key, value in config.items():
+            if isinstance(value, str) and value.startswith(start):
+                attribute = value.removeprefix(start)
+                found[key] = getattr(choices, RENAMED_SETTINGS.get(attribute, attribute), value)
+    return found
+
+
 def choose(options: dict[str, Any], name: str, what: str) -> Any:
     """The option of that name.
 
@@ -263,11 +285,11 @@ def refuse_other_settings(run: RunFolder, config: dict[str, Any]) -> None:
     """
     if not run.config.exists():
         return
-    mine = _as_json(config)
-    theirs = current_names(run.record["config"])
+    mine = with_choices(_as_json(config))
+    theirs = with_choices(current_names(run.record["config"]))
     for name, setting in SETTINGS.items():
         if name in mine and name not in theirs:
-            theirs[name] = setting.default
+            theirs[name] = with_choices({"preset": theirs.get("preset"), name: setting.default})[name]
     changed = [
         f"  {name}: {json.dumps(theirs.get(name))} -> {json.dumps(mine.get(name))}"
         for name in sorted({*mine, *theirs} - {*FREE_SETTINGS, *_FREE_PARTS})
@@ -283,10 +305,10 @@ def refuse_other_settings(run: RunFolder, config: dict[str, Any]) -> None:
 
 def write_run_config(run: RunFolder, config: dict[str, Any]) -> None:
     """Write the resolved config into a run folder (see :func:`refuse_other_settings`)."""
-    mine, chosen = _as_json(config), ConfigParser(deepcopy(config))
+    mine = _as_json(config)
     settings = {
-        name: chosen.get_parsed_content(name) if str(value).startswith("$@chosen.") else value
-        for name, value in mine.items()
+        name: value
+        for name, value in with_choices(mine).items()
         if name in SETTINGS or not isinstance(value, (dict, list))
     }
     settings = {name: value for name, value in settings.items() if not str(value).startswith(("$", "@", "%"))}

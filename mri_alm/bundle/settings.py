@@ -20,6 +20,65 @@ from mri_alm.errors import InputError
 MARKS = {"$": "code", "@": "a reference", "%": "a file"}  # first characters of what MONAI does not take for text
 
 
+CHOICES = ("$@chosen.", "$@profiled.")  # how a config asks for what its preset and its profile give
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What fits a machine and a purpose together: the grid, the network, and how its steps are computed.
+
+    Attributes:
+        spacing: Of the grid, millimetres.
+        size: Its points.
+        architecture: See :func:`mri_alm.networks.exam_network`.
+        features: Channels of the network's stages.
+        norm: Its normalisation, as MONAI names it.
+        bfloat16: See :class:`mri_alm.networks.AutocastInferer`.
+        micro_batch: Exams in memory at a time; None: the whole batch.
+    """
+
+    spacing: list[float]
+    size: list[int]
+    architecture: str
+    features: list[int]
+    norm: list[Any]
+    bfloat16: bool | str
+    micro_batch: int | None
+
+
+PROFILES = {
+    "laptop": Profile(
+        spacing=[2.8, 2.8, 3.0],
+        size=[40, 40, 28],
+        architecture="two_branch",
+        features=[8, 16, 32],
+        norm=["instance", {"affine": True}],
+        bfloat16=False,
+        micro_batch=None,
+    ),
+    "clinical": Profile(
+        spacing=[0.75, 0.75, 3.0],
+        size=[160, 160, 28],
+        architecture="residual",
+        features=[16, 32, 64, 128],
+        norm=["group", {"num_groups": 8}],
+        bfloat16="gpu",
+        micro_batch=2,
+    ),
+}
+
+
+def profile(name: str) -> Profile:
+    """The choices of that name: ``laptop`` or ``clinical``.
+
+    Raises:
+        InputError: If there is none.
+    """
+    if name not in PROFILES:
+        raise InputError(f'There is no profile "{name}". Choose one of: {", ".join(PROFILES)}.')
+    return PROFILES[name]
+
+
 @dataclass(frozen=True)
 class Setting:
     """A line of the table.

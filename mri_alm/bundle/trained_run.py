@@ -20,6 +20,7 @@ from scipy.special import expit
 from torch import Tensor, nn
 
 from mri_alm.bundle.checkpoints import LARGEST_WEIGHTS, tensors_in
+from mri_alm.bundle.config import with_choices
 from mri_alm.bundle.run_folder import RunFolder
 from mri_alm.bundle.settings import PRIVATE_SETTINGS, TABLE, current_names, is_data
 from mri_alm.bundle.shipped import differences, refuse_code, settings_in, shipped_config
@@ -90,9 +91,11 @@ class TrainedRun:
     def _settings(self) -> dict[str, Any]:
         defaults = {name: setting.default for name, setting in TABLE["prostate_alm"].items()}
         found = defaults | current_names(self.config)
-        chosen = {name: value for name, value in found.items() if str(value).startswith("$@chosen.")}
-        found |= {name: self.parser.get_parsed_content(name) for name in chosen.keys() & self.config.keys()}
-        return {name: value for name, value in found.items() if name in TABLE["prostate_alm"] and is_data(value)}
+        return {
+            name: value
+            for name, value in with_choices(found).items()
+            if name in TABLE["prostate_alm"] and is_data(value)
+        }
 
     @property
     def public_settings(self) -> dict[str, Any]:

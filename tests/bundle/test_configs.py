@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 from monai.bundle import ConfigParser, ConfigWorkflow, ckpt_export, verify_net_in_out
-from small_cohort import CONFIG, SETTINGS, train, workflow
+from small_cohort import CONFIG, SETTINGS, train, workflow, write_cohort
 
 import mri_alm
 from mri_alm.alm.schedule import preset
 from mri_alm.bundle.checkpoints import load_tensors
-from mri_alm.bundle.config import check_names, choose
-from mri_alm.bundle.settings import check_values
+from mri_alm.bundle.config import check_names, choose, with_choices
+from mri_alm.bundle.run_folder import RunFolder
+from mri_alm.bundle.settings import PROFILES, check_values, profile
 from mri_alm.errors import InputError
 from mri_alm.training.run import phantom_cohort
 
@@ -100,7 +101,7 @@ def test_metadata_has_the_keys_that_a_bundle_needs() -> None:
 def test_metadata_describes_the_default_network_and_grid() -> None:
     config = resolved(Path(CONFIG))
     image = META["network_data_format"]["inputs"]["image"]
-    assert image["spatial_shape"] == config["size"]
+    assert image["spatial_shape"] == profile(config["profile"]).size
     network = config["network_def"]
     assert image["num_channels"] == network["diffusion_channels"] + network["t2_channels"]
     names = next(step["keys"] for step in config["preprocessing"] if step["_target_"] == "ConcatItemsd")
@@ -174,6 +175,12 @@ def workflow_network(settings: dict[str, Any]) -> torch.nn.Module:
         ({"gamma": None}, "gamma must be a number, 0 or more, got None."),
         ({"size": 16}, 'size must be three numbers greater than 0, such as "[40, 40, 28]", got 16.'),
         ({"spacing": [2, 2, 0]}, "spacing must be three numbers greater than 0"),
+        ({"profile": 3}, "profile must be a text, got 3."),
+        ({"bfloat16": "cpu"}, 'bfloat16 must be True or False or "gpu", got "cpu".'),
+        (
+            {"profile": "clinical", "features": "$@profiled.features", "size": [32, 32, 8]},
+            "size must be at least 16, as each of 4 stages halves it: [32, 32, 8].",
+        ),
     ],
     ids=str,
 )
@@ -203,6 +210,8 @@ def test_a_setting_that_cannot_be_meant_is_refused_at_once(
         ({"mu0_ratio": 0}, "mu0_ratio must be greater than 0, got 0"),
         ({"score": "logits"}, 'score must be one of probability, logit, log_odds, got "logits"'),
         ({"normalisation": "none "}, 'normalisation must be one of paper, mean, got "none "'),
+        ({"architecture": "vgg"}, 'architecture must be one of two_branch, residual, got "vgg"'),
+        ({"profile": "desktop"}, 'There is no profile "desktop". Choose one of: laptop, clinical'),
         ({"preset": "code"}, 'There is no preset "code". Choose one of: default, paper, official_2022, official_head'),
         ({"checkpoint_rule": "latest"}, 'checkpoint_rule must be one of best, official, last, got "latest"'),
         ({"checkpoint_rule": "last", "patience": 3}, "patience 3 waits for a better epoch, and checkpoint_rule last"),
@@ -306,6 +315,33 @@ def test_settings_of_the_multipliers_arrive(manifest: Path, tmp_path: Path) -> N
     objective = parser.get_parsed_content("objective_def")
     assert {name: getattr(objective.schedule, name) for name in values} == values
     assert (objective.constraint.tolerance, objective.schedule.growth, objective.held) == (0.05, "violation", True)
+
+
+@pytest.mark.parametrize("name", sorted(PROFILES))
+def test_every_value_of_a_profile_can_be_set_alone(name: str) -> None:
+    config = resolved(Path(CONFIG)) | {"profile": name}
+    shipped = {key: value for key, value in with_choices(config).items() if key in vars(profile(name))}
+    assert shipped == vars(profile(name))
+    assert with_choices(config | {"micro_batch": 2})["micro_batch"] == 2
+    check_values(with_choices(config))
+
+
+def test_an_epoch_of_the_clinical_profile_on_a_small_grid(tmp_path: Path) -> None:
+    """Its network, its number format and its micro-batches; the run records what they were, and is gone on with."""
+    manifest = write_cohort(tmp_path / "cohort", 6, 0)
+    of_profile = {f"{key}": f"$@profiled.{key}" for key in ("features", "norm")}
+    options = {"profile": "clinical", "size": [32, 32, 16], "spacing": [3.0, 3.0, 3.0], "validation": 0.5}
+    options |= {"splits": 1, "max_epochs": 1} | of_profile
+    run = RunFolder(train(manifest, tmp_path / "run", **options))
+    settings, chosen = run.settings, profile("clinical")
+    names = ("architecture", "features", "norm", "bfloat16", "micro_batch")
+    assert {name: settings[name] for name in names} == {name: getattr(chosen, name) for name in names}
+    assert (settings["size"], settings["spacing"]) == ([32, 32, 16], [3.0, 3.0, 3.0])
+    weights = load_tensors(run.split(0).model)["model"]
+    assert {name.partition(".")[0] for name in weights} == {"path", "head"}
+    train(manifest, run.path, **options | {"features": chosen.features})  # the same values, given by hand
+    with pytest.raises(SystemExit):
+        train(manifest, run.path, **options | {"profile": "laptop"})
 
 
 def test_blanking_a_sequence_leaves_nothing_of_it(manifest: Path, tmp_path: Path) -> None:

@@ -225,7 +225,7 @@ def test_the_refusal_says_line_by_line_what_differs(stranger: Path, score: Score
     refused(
         score(stranger),
         'losses::mine: nothing -> {"_target_": "my_loss.Mine"}',
-        'network_def::_target_: "mri_alm.networks.TwoBranchCNN" -> "early_fusion.EarlyFusion"',
+        'network_def::_target_: "mri_alm.networks.exam_network" -> "early_fusion.EarlyFusion"',
         "preprocessing::2::upper: 99.5 -> 98",
     )
 

@@ -1,0 +1,66 @@
+"""Seconds and memory of a training step of each profile, with and without micro-batches.
+
+python benchmarks/profiles.py            # by hand; prints a line a case, each measured in a process of its own
+python benchmarks/profiles.py --steps 5  # more steps than the three of which the fastest is shown
+"""
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+import time
+
+import torch
+from torch import nn
+
+from mri_alm import AugmentedLagrangian
+from mri_alm.bundle import profile
+from mri_alm.networks import AutocastInferer, exam_network
+
+BATCH = 8
+
+
+def measure(name: str, micro_batch: int, steps: int) -> str:
+    """The line of a case; micro_batch 0: the whole batch at once."""
+    chosen = profile(name)
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    options = {"features": chosen.features, "norm": chosen.norm, "fusion": "late"}
+    network = exam_network(chosen.architecture, diffusion_channels=2, t2_channels=1, **options)
+    network = network.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
+    image, label = torch.randn(BATCH, 3, *chosen.size), (torch.arange(BATCH) % 8 == 0).float()
+    inferer = AutocastInferer(chosen.bfloat16, micro_batch or None)
+    objective = AugmentedLagrangian(nn.BCEWithLogitsLoss(), BATCH, mu=1e-3)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    wall, processor = [], []
+    for _ in range(steps):
+        start, used = time.perf_counter(), time.process_time()
+        objective(inferer(image, network), label, torch.arange(BATCH)).backward()
+        wall.append(time.perf_counter() - start)
+        processor.append(time.process_time() - used)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return (
+        f"| {name} | {micro_batch or 'none'} | {min(processor):.2f} | {min(wall):.2f} | {peak - before:.0f} | "
+        f"{sum(parameter.numel() for parameter in network.parameters()):,} |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--case", nargs=2, metavar=("PROFILE", "MICRO_BATCH"), help="one case, in this process")
+    arguments = parser.parse_args()
+    if arguments.case:
+        print(measure(arguments.case[0], int(arguments.case[1]), arguments.steps))
+        return
+    print(f"torch {torch.__version__}, one thread, batch {BATCH}, load of the machine {os.getloadavg()[0]:.1f}")
+    print("| profile | micro-batch | processor s a step | s a step | MB above the start | parameters |")
+    print("|---|---|---|---|---|---|", flush=True)
+    for case in (("laptop", "0"), ("laptop", "4"), ("clinical", "0"), ("clinical", "4"), ("clinical", "1")):
+        words = [sys.executable, __file__, "--steps", str(arguments.steps), "--case", *case]
+        subprocess.run(words, check=True)  # noqa: S603 - this program itself
+
+
+if __name__ == "__main__":
+    main()
