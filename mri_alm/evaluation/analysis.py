@@ -11,8 +11,10 @@ from numpy.typing import ArrayLike, NDArray
 from mri_alm.bundle.run_folder import RunRecord, read_run
 from mri_alm.cohort.protocol import training_note
 from mri_alm.evaluation.data import (
+    HardExam,
     LabelledScores,
     read_calibration,
+    read_hardest,
     read_labelled_scores,
     refuse_another_model,
     shortened,
@@ -29,6 +31,7 @@ from mri_alm.evaluation.performance import (
     proportion,
     subgroups,
 )
+from mri_alm.evaluation.reader import ReaderComparison, compare_with_reader, reader_warnings
 from mri_alm.metrics.ranking import Floats, check_binary
 from mri_alm.metrics.threshold import clopper_pearson_upper, minimum_positives
 from mri_alm.metrics.uncertainty import bootstrap_interval
@@ -90,8 +93,10 @@ class Evaluation:
         performances: By model.
         comparisons: Of all pairs of models.
         groups: Subgroups.
+        readers: The models beside a reader, if one was named.
         trade_offs: Of the first model; the one to be trusted most comes first.
         run: The training run, if given.
+        hardest: Its training exams whose constraint was hardest, hardest first; empty where nothing says it.
         draws: Bootstrap resamples.
         seed: Of the draws.
         pictures: Study to JPEG; no bytes where there is a picture that cannot be used.
@@ -102,8 +107,10 @@ class Evaluation:
     performances: dict[str, Performance]
     comparisons: list[ScoreComparison]
     groups: list[Subgroup]
+    readers: list[ReaderComparison]
     trade_offs: list[TradeOff]
     run: RunRecord | None
+    hardest: tuple[HardExam, ...]
     draws: int
     seed: int
     pictures: Mapping[str, bytes]
@@ -117,6 +124,7 @@ def evaluate(
     run: Path | None = None,
     calibration: tuple[Path, Path] | None = None,
     group_by: Sequence[str] | None = None,
+    reader: str | None = None,
     draws: int = 2000,
     seed: int = 0,
     pictures: Callable[[Sequence[str]], Mapping[str, bytes]] = lambda _: {},
@@ -130,6 +138,7 @@ def evaluate(
         calibration: Scores that the first model gave a calibration cohort, and that cohort's labels; see
             :func:`mri_alm.evaluation.data.read_calibration`.
         group_by: Columns for subgroups; None: what describes the scanner.
+        reader: Column of a reader to compare with, see :func:`mri_alm.evaluation.reader.compare_with_reader`.
         draws: Bootstrap resamples.
         seed: Of the draws.
         pictures: From studies to their pictures as JPEG, where there are any; no bytes for one that cannot be used.
@@ -144,6 +153,7 @@ def evaluate(
     columns = group_columns(data, group_by)
     rows = _calibration_rows(calibration, data, run, record) if calibration else None
     groups = subgroups(data, columns, draws=draws, seed=seed)
+    readers = compare_with_reader(data, reader, draws=draws, seed=seed) if reader is not None else []
     shown = pictures(data.studies)
     return Evaluation(
         data=data,
@@ -153,12 +163,14 @@ def evaluate(
         },
         comparisons=compare_scores(data, draws=draws, seed=seed),
         groups=groups,
+        readers=readers,
         trade_offs=list(_trade_offs(data, record, rows, draws=draws, seed=seed)),
         run=record,
+        hardest=read_hardest(run / "hardest.csv") if run else (),
         draws=draws,
         seed=seed,
         pictures=shown,
-        warnings=(*_warnings(data, groups, record), *_unusable_pictures(shown)),
+        warnings=(*_warnings(data, groups, record), *reader_warnings(data, readers), *_unusable_pictures(shown)),
     )
 
 

@@ -164,6 +164,42 @@ def read_labelled_scores(
     )
 
 
+@dataclass(frozen=True)
+class HardExam:
+    """A training exam whose constraint was hard to satisfy.
+
+    Attributes:
+        study: Its name; it needs DCE, as only those have a constraint.
+        multiplier: Mean of its multiplier over the members that trained on it, each as a share of that member's
+            largest, in [0, 1].
+        members: How many trained on it.
+    """
+
+    study: str
+    multiplier: float
+    members: int
+
+
+def read_hardest(path: Path) -> tuple[HardExam, ...]:
+    """Read a run's table of training exams by their multipliers, the hardest first; empty where there is none.
+
+    Raises:
+        InputError: If it cannot be read, or holds something else than it was written with.
+    """
+    if not path.is_file():
+        return ()
+    rows = read_table(path, ("study", "lambda", "rank", "members"))
+    for row in rows:
+        whole = row["rank"].isdecimal() and row["members"].isdecimal()
+        if not whole or not _finite(row["lambda"]) or not 0 <= float(row["lambda"]) <= 1:
+            raise InputError(
+                f"{path}: study {row['study']} has lambda {row['lambda']}, rank {row['rank']} and members "
+                f"{row['members']}; a share and two whole numbers were written. Start the training again: it writes it."
+            )
+    rows.sort(key=lambda row: int(row["rank"]))
+    return tuple(HardExam(row["study"], float(row["lambda"]), int(row["members"])) for row in rows)
+
+
 def read_calibration(
     scores: Path, labels: Path, *, trained_on: Collection[str] = (), apart_from: Collection[str] = ()
 ) -> tuple[NDArray[np.int64], Floats]:

@@ -15,8 +15,9 @@ import plotly.graph_objects as go
 from numpy.typing import ArrayLike
 
 from mri_alm.evaluation.data import LabelledScores, ModelScores
-from mri_alm.evaluation.performance import Performance, Roc, proportion
-from mri_alm.metrics.calibration import calibration_curve, decision_curve
+from mri_alm.evaluation.performance import Performance, Roc, Subgroup, proportion
+from mri_alm.evaluation.reader import ReaderComparison
+from mri_alm.metrics.calibration import calibration_curve, decision_curve, smooth_calibration
 from mri_alm.metrics.ranking import Floats
 
 Plot = dict[str, Any]
@@ -25,6 +26,7 @@ _GREY, _INK, _PAPER, _GRID = "#767676", "#222222", "#FFFFFF", "#E3E3E3"
 _NEGATIVE, _POSITIVE = "#0072B2", "#D55E00"
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", _INK)
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+_SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross")
 _PANELS = {
     "val_auc": "Validation AUC",
     "base_loss": "Base loss",
@@ -35,8 +37,10 @@ _PANELS = {
 }
 
 
-def roc_figure(performances: Mapping[str, Performance], *, enlarged: bool) -> Plot:
-    """ROC of every model with the bootstrap band of its FPR; enlarged, the part where few positives are missed."""
+def roc_figure(
+    performances: Mapping[str, Performance], readers: Sequence[ReaderComparison] = (), *, enlarged: bool
+) -> Plot:
+    """ROC of every model with the bootstrap band of its FPR, and a reader's cuts; enlarged, where few are missed."""
     figure = go.Figure()
     n = next(iter(performances.values())).positives
     for i, (name, performance) in enumerate(performances.items()):
@@ -51,6 +55,14 @@ def roc_figure(performances: Mapping[str, Performance], *, enlarged: bool) -> Pl
             x=[x for x, _ in points], y=[y for _, y in points], mode="lines", name=html.escape(name),
             line=_line(i, 2.5),
             hovertemplate="FPR %{x:.3f}, TPR %{y:.3f}<extra></extra>",
+        )  # fmt: skip
+    if cuts := {reader.cut: reader.figures for reader in readers}:
+        figure.add_scatter(
+            x=[1 - read["reader_specificity"].value for read in cuts.values()],
+            y=[read["reader_sensitivity"].value for read in cuts.values()],
+            mode="markers", name=html.escape(readers[0].column), text=[f"from {cut:g}" for cut in cuts],
+            marker={"symbol": "x", "size": 9, "color": _GREY},
+            hovertemplate="%{text}: FPR %{x:.3f}, TPR %{y:.3f}<extra></extra>",
         )  # fmt: skip
     figure.add_scatter(
         x=[1], y=[1], mode="markers", name="slider", hoverinfo="skip",
@@ -81,49 +93,55 @@ def score_figure(data: LabelledScores, model: ModelScores) -> Plot:
         marker={"color": _POSITIVE, "symbol": "triangle-up", "size": 11, "line": {"color": _PAPER, "width": 1}},
         hovertemplate="%{text}, score %{x:.4f}<extra></extra>",
     )  # fmt: skip
-    line = {"type": "line", "xref": "x", "yref": "paper", "y0": 0, "y1": 1, "x0": 0, "x1": 0, "visible": False}
     figure.update_layout(
-        shapes=[
-            line | {"line": {"color": _INK, "width": 2}},
-            line | {"line": {"color": _GREY, "width": 2, "dash": "dash"}},
-        ],
         yaxis={"domain": [0, 0.22], "visible": False, "range": [-1, 3]},
         yaxis2={"domain": [0.28, 1], "title": "Exams", "anchor": "x"},
     )  # fmt: skip
-    if model.threshold is not None and np.isfinite(model.threshold):
-        figure.layout.shapes[1].update(x0=model.threshold, x1=model.threshold, visible=True)
+    _add_thresholds(figure, model.threshold)
     return _finished(figure, "Score", "", line=0)
 
 
 def calibration_figure(label: ArrayLike, models: Sequence[ModelScores]) -> Plot:
-    """Share of positives against mean score in ten bins, with exact binomial intervals."""
-    figure = go.Figure()
+    """Share of positives by score: a smooth curve with its band, and ten bins, on the scores' own range."""
+    figure, tops = go.Figure(), []
     for i, model in enumerate(models):
-        curve = calibration_curve(label, model.score)
-        shares = [proportion(round(r * n), int(n)) for r, n in zip(curve.positive_rate, curve.count, strict=True)]
+        curve, bins = smooth_calibration(label, model.score), calibration_curve(label, model.score)
+        colour = _COLOURS[i % len(_COLOURS)]
+        _add_band(figure, curve.probability, curve.low, curve.high, colour)
         figure.add_scatter(
-            x=curve.mean_probability.tolist(), y=curve.positive_rate.tolist(), name=html.escape(model.name),
-            mode="lines+markers", text=[f"{n} exams" for n in curve.count],
-            line=_line(i, 2),
+            x=curve.probability.tolist(), y=curve.positive_rate.tolist(), name=html.escape(model.name), mode="lines",
+            line=_line(i, 2.5), hovertemplate="score %{x:.3f}, share %{y:.3f}<extra></extra>",
+        )  # fmt: skip
+        shares = [proportion(round(r * n), int(n)) for r, n in zip(bins.positive_rate, bins.count, strict=True)]
+        figure.add_scatter(
+            x=bins.mean_probability.tolist(), y=bins.positive_rate.tolist(), mode="markers", showlegend=False,
+            text=[f"{n} exams" for n in bins.count], marker={"color": colour, "size": 7},
             error_y={
                 "array": [s.high - s.value for s in shares],
                 "arrayminus": [s.value - s.low for s in shares],
-                "thickness": 1,
+                "thickness": 1, "width": 0, "color": colour,
             },
             hovertemplate="mean score %{x:.3f}, share %{y:.3f}, %{text}<extra></extra>",
         )  # fmt: skip
+        tops += [curve.positive_rate.max(), bins.positive_rate.max()]
     _add_diagonal(figure, name="perfect")
-    figure.update_yaxes(range=[-0.02, 1.02])
-    return _finished(figure, "Mean score", "Share that needs DCE")
+    low, high = (float(end(end(model.score) for model in models)) for end in (min, max))
+    edge = 0.04 * (high - low or 1)
+    figure.update_xaxes(range=[low - edge, high + edge])
+    figure.update_yaxes(range=[-0.03, min(1.03, 1.15 * max(high, *tops))])
+    return _finished(figure, "Score", "Share that needs DCE")
 
 
 def decision_figure(label: ArrayLike, models: Sequence[ModelScores]) -> Plot:
-    """Net benefit per 100 patients at threshold probabilities up to one half."""
-    grid = np.linspace(0.005, 0.5, 100)
+    """Net benefit per 100 patients with its 95 % interval, up to one half or beyond the first model's threshold."""
+    chosen = models[0].threshold
+    reach = max(0.5, min(0.99, 1.2 * chosen)) if chosen is not None else 0.5
+    grid = np.linspace(0.005, reach, 100)
     figure, everyone = go.Figure(), grid
     for i, model in enumerate(models):
         curve = decision_curve(label, model.score, grid)
         everyone = curve.everyone
+        _add_band(figure, grid, 100 * curve.low, 100 * curve.high, _COLOURS[i % len(_COLOURS)])
         figure.add_scatter(
             x=grid.tolist(), y=(100 * curve.model).tolist(), name=html.escape(model.name), mode="lines",
             line=_line(i, 2.5),
@@ -132,8 +150,45 @@ def decision_figure(label: ArrayLike, models: Sequence[ModelScores]) -> Plot:
         line = {"color": _GREY, "dash": dash, "width": 1.5}
         figure.add_scatter(x=grid.tolist(), y=values.tolist(), name=name, mode="lines", line=line)
     top = 100 * float(np.mean(np.asarray(label)))
-    figure.update_yaxes(range=[-0.25 * top, 1.1 * top])
-    return _finished(figure, "Threshold probability", "Net benefit per 100 patients")
+    figure.update_xaxes(range=[0, float(grid[-1])])
+    figure.update_yaxes(range=[-0.25 * top, 1.3 * top])
+    _add_thresholds(figure, chosen)
+    return _finished(figure, "Threshold probability", "Net benefit per 100 patients", line=0)
+
+
+def forest_figure(groups: Sequence[Subgroup], whole: Mapping[str, Performance], name: str) -> Plot:
+    """One figure of merit in every subgroup and on all exams, with its 95 % interval; a row per group.
+
+    Args:
+        groups: Those whose model is in ``whole``; a group without the figure has an empty row.
+        whole: Performance on all exams, by model.
+        name: Of the figure of merit, a share, as in :class:`Performance`.
+    """
+    rows = list(dict.fromkeys(f"{group.column}: {group.value}" for group in groups))
+    places = {row: number for number, row in enumerate(["all exams", *rows])}
+    figure = go.Figure()
+    for i, (model, performance) in enumerate(whole.items()):
+        of_groups = {f"{g.column}: {g.value}": g.performance for g in groups if g.model == model}
+        shown = [(row, p.figures[name]) for row, p in {"all exams": performance, **of_groups}.items()
+                 if p and name in p.figures]  # fmt: skip
+        aside = 0.5 * (i - (len(whole) - 1) / 2) / len(whole)
+        colour, values = _COLOURS[i % len(_COLOURS)], [100 * estimate.value for _, estimate in shown]
+        figure.add_scatter(
+            x=values, y=[places[row] + aside for row, _ in shown], mode="markers", name=html.escape(model),
+            marker={"color": colour, "size": 9, "symbol": _SYMBOLS[i % len(_SYMBOLS)]},
+            error_x={
+                "array": [100 * e.high - value for (_, e), value in zip(shown, values, strict=True)],
+                "arrayminus": [value - 100 * e.low for (_, e), value in zip(shown, values, strict=True)],
+                "thickness": 1.5, "width": 3, "color": colour,
+            },
+            text=[f"{100 * e.low:.1f} to {100 * e.high:.1f}" for _, e in shown],
+            hovertemplate="%{x:.1f} (%{text}) %<extra></extra>",
+        )  # fmt: skip
+    figure.update_yaxes(
+        tickvals=list(places.values()), ticktext=[html.escape(_short(row)) for row in places],
+        range=[len(places) - 0.4, -0.6],
+    )  # fmt: skip
+    return _finished(figure, "%", "")
 
 
 def training_figures(history: Mapping[str, Sequence[Mapping[str, float]]], kept: Mapping[str, int]) -> dict[str, Plot]:
@@ -162,9 +217,33 @@ def _line(i: int, width: float) -> dict[str, Any]:
     return {"color": _COLOURS[i % len(_COLOURS)], "dash": _DASHES[i % len(_DASHES)], "width": width}
 
 
+def _short(text: str) -> str:
+    """So that a long value leaves room for the figure."""
+    return text if len(text) <= 24 else f"{text[:23]}…"
+
+
 def _add_diagonal(figure: go.Figure, **legend: Any) -> None:
     line = {"color": _GREY, "dash": "dot", "width": 1}
     figure.add_scatter(x=[0, 1], y=[0, 1], mode="lines", line=line, hoverinfo="skip", **legend)
+
+
+def _add_band(figure: go.Figure, x: Floats, low: Floats, high: Floats, colour: str) -> None:
+    figure.add_scatter(
+        x=[*x.tolist(), *x[::-1].tolist()], y=[*low.tolist(), *high[::-1].tolist()], fill="toself", fillcolor=colour,
+        opacity=0.15, line={"width": 0}, hoverinfo="skip", showlegend=False,
+    )  # fmt: skip
+
+
+def _add_thresholds(figure: go.Figure, chosen: float | None) -> None:
+    """A line that the slider moves, and one at the threshold of the scores file."""
+    line = {"type": "line", "xref": "x", "yref": "paper", "y0": 0, "y1": 1, "x0": 0, "x1": 0, "visible": False}
+    at = {"x0": chosen, "x1": chosen, "visible": True} if chosen is not None and np.isfinite(chosen) else {}
+    figure.update_layout(
+        shapes=[
+            line | {"line": {"color": _INK, "width": 2}},
+            line | {"line": {"color": _GREY, "width": 2, "dash": "dash"}} | at,
+        ]
+    )
 
 
 def _stairs(roc: Roc, fpr: Floats, n: int) -> list[tuple[float, float]]:

@@ -1,7 +1,9 @@
 """The report as one HTML file that needs nothing else, not even a network. Its parts lie in ``templates/``."""
 
 import base64
+from collections import Counter
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -13,6 +15,7 @@ from mri_alm.evaluation.figures import (
     Plot,
     calibration_figure,
     decision_figure,
+    forest_figure,
     roc_figure,
     score_figure,
     training_figures,
@@ -20,11 +23,13 @@ from mri_alm.evaluation.figures import (
 from mri_alm.evaluation.model_card import LEFT_TO_AUTHORS, checklist, model_card
 from mri_alm.evaluation.tables import (
     NO_VALUE,
+    calibration_apart,
     comparison_table,
     interval_text,
     metrics_table,
     null_unless_finite,
     patients_table,
+    reader_table,
     subgroup_table,
     trade_off_table,
 )
@@ -32,7 +37,8 @@ from mri_alm.metrics.threshold import clopper_pearson_upper
 from mri_alm.runtime.files import write_bytes
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_LEFT_OUT_SHOWN = 5  # names of exams in one line
+_LEFT_OUT_SHOWN, _HARDEST_SHOWN = 5, 10  # names of exams in one line, and rows of the hardest
+_REASONS_SHOWN, _FLOW_COLUMNS = 5, 27  # reasons of a flow chart, and letters in a line of its boxes
 _SLIDER_NOTES = {  # title and explanation of each way to set the threshold
     "calibration": (
         "The calibration cohort (as score.py --calibration does)",
@@ -75,13 +81,19 @@ def write_html_report(path: Path, evaluation: Evaluation) -> None:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    page = environment.get_template("report.html.j2").render(_context(evaluation))
+    parts = {kind: (_TEMPLATES / f"report.{kind}").read_text("utf-8") for kind in ("css", "js")}
+    page = environment.get_template("report.html.j2").render(_context(evaluation), **parts, plotly=get_plotlyjs())
     write_bytes(path, page.encode())
 
 
 def _context(evaluation: Evaluation) -> dict[str, Any]:
     data, run = evaluation.data, evaluation.run
     training = training_figures(run.history, run.best_epoch) if run else {}
+    metrics, calibration = calibration_apart(metrics_table(evaluation.performances))
+    trade_offs: list[dict[str, Any]] = [  # as texts, so that the page computes nothing
+        {"key": t.key, "start": t.start, "steps": [_step(step, data) for step in t.steps]}
+        for t in evaluation.trade_offs
+    ]
     return {
         "models": [model.name for model in data.models],
         "first": data.models[0].name,
@@ -90,25 +102,26 @@ def _context(evaluation: Evaluation) -> dict[str, Any]:
         "warnings": evaluation.warnings,
         "decided": data.models[0].threshold is not None,
         "facts": _facts(evaluation),
-        "metrics": metrics_table(evaluation.performances),
+        "metrics": metrics,
+        "calibration": calibration,
         "comparisons": comparison_table(evaluation.comparisons) if evaluation.comparisons else None,
+        "readers": reader_table(evaluation.readers) if evaluation.readers else None,
         "subgroups": subgroup_table(evaluation.groups) if evaluation.groups else None,
+        "group_rows": len({(group.column, group.value) for group in evaluation.groups}),
         "bases": [_basis(trade_off) for trade_off in evaluation.trade_offs],
         "figures": _figures(evaluation) | {f"training-{i}": figure for i, figure in enumerate(training.values())},
         "training": list(training),
-        "trade_offs": [  # as texts, so that the page computes nothing
-            {"key": t.key, "start": t.start, "steps": [_step(step, data) for step in t.steps]}
-            for t in evaluation.trade_offs
-        ],
+        "trade_offs": trade_offs,
+        "start": trade_offs[0]["steps"][trade_offs[0]["start"]],
+        "hardest": evaluation.hardest[:_HARDEST_SHOWN],
         "patients": _patients(evaluation),
         "cohort": _cohort(evaluation),
+        "left_out": _left_out(data),
+        "total_left_out": len(data.left_out),
         "card": model_card(evaluation),
         "checklist": checklist(evaluation),
         "open": LEFT_TO_AUTHORS,
         "folded": ("Versions", "SHA-256", "Settings of the training"),
-        "css": (_TEMPLATES / "report.css").read_text("utf-8"),
-        "js": (_TEMPLATES / "report.js").read_text("utf-8"),
-        "plotly": get_plotlyjs(),
     }
 
 
@@ -135,13 +148,18 @@ def _facts(evaluation: Evaluation) -> list[tuple[str, str, str]]:
 def _figures(evaluation: Evaluation) -> dict[str, Plot]:
     data, performances = evaluation.data, evaluation.performances
     figures = {
-        "roc": roc_figure(performances, enlarged=False),
-        "roc-high": roc_figure(performances, enlarged=True),
+        "roc": roc_figure(performances, evaluation.readers, enlarged=False),
+        "roc-high": roc_figure(performances, evaluation.readers, enlarged=True),
         "scores": score_figure(data, data.models[0]),
     }
     if probabilities := [model for model in data.models if "brier" in performances[model.name].figures]:
         figures["calibration"] = calibration_figure(data.label, probabilities)
         figures["decision"] = decision_figure(data.label, probabilities)
+    if evaluation.groups:
+        figures["forest-auc"] = forest_figure(evaluation.groups, performances, "auc")
+        if any("spared" in performance.figures for performance in performances.values()):
+            for name in ("sensitivity", "specificity"):
+                figures[f"forest-{name}"] = forest_figure(evaluation.groups, performances, name)
     return figures
 
 
@@ -178,6 +196,15 @@ def _step(step: ThresholdChoice, data: LabelledScores) -> dict[str, Any]:
         "at": null_unless_finite(step.threshold),
         "point": [needless / data.negatives, 1 - missed / data.positives],
     }
+
+
+def _left_out(data: LabelledScores) -> list[str]:
+    """Lines of the flow chart's box: how many exams were left out, and why."""
+    counts = Counter(data.left_out.values()).most_common()
+    lines = [f"{count} {reason}" for reason, count in counts[:_REASONS_SHOWN]]
+    if more := counts[_REASONS_SHOWN:]:
+        lines.append(f"{sum(count for _, count in more)} for other reasons")
+    return [part for line in lines for part in wrap(line, _FLOW_COLUMNS)]
 
 
 def _patients(evaluation: Evaluation) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from scipy.stats import binomtest
 
 from mri_alm.errors import InputError
 from mri_alm.evaluation.data import LabelledScores
-from mri_alm.metrics.calibration import brier_score, expected_calibration_error
+from mri_alm.metrics.calibration import brier_score, expected_calibration_error, recalibration
 from mri_alm.metrics.ranking import (
     FALSE_NEGATIVES,
     TRUE_POSITIVE_RATES,
@@ -90,7 +90,9 @@ class Performance:
         figures: By name. ``auc``, ``partial_auc`` (TPR >= 90 %, standardised: 50 % is chance), ``fpr_at_tpr_T``
             (percent), ``fpr_at_fn_K``, ``brier`` and ``ece`` (scores in [0, 1] only) have stratified bootstrap
             intervals; ``auc_delong`` DeLong's; ``sensitivity``, ``specificity``, ``npv`` and ``spared`` (share below
-            the threshold the file decided with) Clopper and Pearson's.
+            the threshold the file decided with) Clopper and Pearson's; ``calibration_slope``,
+            ``calibration_intercept`` and ``observed_expected`` (scores in [0, 1] only) those of
+            :func:`mri_alm.metrics.recalibration`.
         miss_rate_upper: K to the 95 % bound on the miss rate of new positives, K misses of ``positives`` being allowed.
         roc: The curve at every k up to 100 and at 101 points of the whole.
     """
@@ -198,6 +200,8 @@ def performance_of(
     if n > 1 and positive.size - n > 1:
         delong = delong_auc(positive, score)
         figures["auc_delong"] = Estimate(delong.auc, *delong.interval)
+    if probability:
+        figures |= {name: Estimate(*ends) for name, ends in recalibration(positive, score).items()}
     if needed is not None:
         figures |= _shares(positive, np.asarray(needed) == 1)
     return Performance(

@@ -20,6 +20,7 @@ from mri_alm.evaluation.tables import (
     metrics_table,
     null_unless_finite,
     patients_table,
+    reader_table,
     subgroup_table,
     trade_off_table,
     write_table,
@@ -52,6 +53,8 @@ def write_evaluation(folder: Path, evaluation: Evaluation) -> None:
         tables.append(comparison_table(evaluation.comparisons))
     if evaluation.groups:
         tables.append(subgroup_table(evaluation.groups))
+    if evaluation.readers:
+        tables.append(reader_table(evaluation.readers))
     for table in tables:
         write_table(folder / "tables", table)
     write_html_report(folder / "report.html", evaluation)
@@ -81,6 +84,7 @@ def to_json(evaluation: Evaluation) -> dict[str, Any]:
             )
             for g in evaluation.groups
         ],
+        "readers": [asdict(reader) for reader in evaluation.readers],
         "warnings": list(evaluation.warnings),
         "left_out": data.left_out,
         "bootstrap": {"draws": evaluation.draws, "seed": evaluation.seed},
@@ -118,6 +122,12 @@ def summary(evaluation: Evaluation) -> str:
             else pair.note
         )
         lines.append(f"{pair.model_a} - {pair.model_b}: {found}")
+    for reader in evaluation.readers:
+        gain = estimate_text(reader.figures["specificity_difference"])
+        lines.append(
+            f"{reader.model} at the sensitivity of {reader.column} from {reader.cut:g} "
+            f"({100 * reader.figures['reader_sensitivity'].value:.1f} %): specificity higher by {gain} points"
+        )
     return "\n".join([*lines, *(f"warning: {warning}" for warning in evaluation.warnings)])
 
 

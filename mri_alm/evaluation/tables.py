@@ -3,13 +3,14 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mri_alm.evaluation.analysis import TradeOff
 from mri_alm.evaluation.data import LabelledScores
 from mri_alm.evaluation.performance import PARTIAL_FROM, Estimate, Performance, ScoreComparison, Subgroup
+from mri_alm.evaluation.reader import ReaderComparison
 from mri_alm.metrics.ranking import FALSE_NEGATIVES, TRUE_POSITIVE_RATES
 from mri_alm.runtime.files import write_bytes, write_json
 from mri_alm.runtime.tables import write_csv
@@ -25,12 +26,21 @@ _TITLES = {
     "specificity": "Specificity at the threshold, %",
     "npv": "Of those spared, did not need DCE, %",
     "spared": "Spared at the threshold, %",
+    "calibration_slope": "Calibration slope (right: 1)",
+    "calibration_intercept": "Calibration intercept (right: 0)",
+    "observed_expected": "Observed over expected positives (right: 1)",
     "brier": "Brier score",
     "ece": "Expected calibration error (10 bins)",
 }
+_CALIBRATION = ("calibration_slope", "calibration_intercept", "observed_expected", "brier", "ece")
 _GROUP_TITLES = {
     "auc": "AUC, %", "fpr_at_fn_0": "FPR at 0 FN, %", "fpr_at_fn_1": "FPR at 1 FN, %",
     "sensitivity": "Sensitivity, %", "specificity": "Specificity, %", "spared": "Spared, %",
+}  # fmt: skip
+_READER_TITLES = {
+    "reader_sensitivity": "Reader's sensitivity, %", "reader_specificity": "Reader's specificity, %",
+    "model_specificity": "Model's specificity at that sensitivity, %", "specificity_difference": "Difference",
+    "model_sensitivity": "Model's sensitivity at that specificity, %", "sensitivity_difference": "Difference",
 }  # fmt: skip
 _OUTCOMES = {(1, 1): "examined", (0, 0): "spared", (1, 0): "missed", (0, 1): "needless"}  # of label and decision
 _LATEX = str.maketrans({
@@ -119,7 +129,7 @@ def metrics_table(performances: Mapping[str, Performance]) -> Table:
             continue
         bound = bounds.get(name)
         beside = "" if bound is None else f" (upper bound of the miss rate: {100 * bound:.1f} %)"
-        percent = name not in ("brier", "ece")
+        percent = name not in _CALIBRATION
         cells.append([title + beside, *(estimate_text(e, percent=percent) for e in found.values())])
         records += [
             {"model": model, "metric": name, **vars(estimate), "miss_rate_upper_95": bound}
@@ -135,6 +145,13 @@ def metrics_table(performances: Mapping[str, Performance]) -> Table:
         ["", *performances],
         cells,
     )
+
+
+def calibration_apart(table: Table) -> tuple[Table, Table]:
+    """The table of :func:`metrics_table` without the rows on calibration, and these, in their text form."""
+    titles = {_TITLES[name] for name in _CALIBRATION}
+    rest, theirs = ([row for row in table.cells if (row[0] in titles) == on] for on in (False, True))
+    return replace(table, cells=rest), replace(table, caption="95 % intervals.", cells=theirs)
 
 
 def comparison_table(comparisons: Sequence[ScoreComparison]) -> Table:
@@ -185,6 +202,30 @@ def subgroup_table(groups: Sequence[Subgroup]) -> Table:
         ("column", "value_of_column", "model", "positives", "negatives", "metric", "value", "low", "high", "note"),
         records,
         ["Group", "Model", "Need DCE", "Do not", *_GROUP_TITLES.values(), "Warning"],
+        cells,
+    )
+
+
+def reader_table(readers: Sequence[ReaderComparison]) -> Table:
+    """A row per cut of the reader's column and model; differences are model - reader."""
+    records: list[dict[str, Any]] = []
+    cells = []
+    for r in readers:
+        pair = {
+            "column": r.column, "cut": r.cut, "model": r.model, "positives": r.positives, "negatives": r.negatives,
+        }  # fmt: skip
+        records += [pair | {"metric": name, **vars(estimate)} for name, estimate in r.figures.items()]
+        shown = [estimate_text(r.figures[name]) for name in _READER_TITLES]
+        cells.append([f"{r.column} from {r.cut:g}", r.model, *shown])
+    first = readers[0]
+    return Table(
+        "reader",
+        f"{first.positives} positives, {first.negatives} negatives with a value; 95 % intervals, of differences by "
+        "paired bootstrap, in percentage points. A positive difference favours the model. Its thresholds are taken "
+        "from these very labels: evaluation, not an operating point.",
+        ("column", "cut", "model", "positives", "negatives", "metric", "value", "low", "high"),
+        records,
+        ["Reader", "Model", *_READER_TITLES.values()],
         cells,
     )
 

@@ -3,10 +3,13 @@
 from mri_alm.metrics.calibration import (
     CalibrationCurve,
     DecisionCurve,
+    SmoothCurve,
     brier_score,
     calibration_curve,
     decision_curve,
     expected_calibration_error,
+    recalibration,
+    smooth_calibration,
 )
 from mri_alm.metrics.ranking import (
     Accuracies,
@@ -53,6 +56,7 @@ __all__ = [
     "DecisionCurve",
     "DelongTest",
     "OperatingPoint",
+    "SmoothCurve",
     "auc",
     "bootstrap_interval",
     "brier_score",
@@ -83,5 +87,7 @@ __all__ = [
     "one_score_per_patient",
     "partial_auc",
     "predict_at_tpr",
+    "recalibration",
     "rule_in_words",
+    "smooth_calibration",
 ]

@@ -47,6 +47,9 @@ def parser() -> argparse.ArgumentParser:
         help="the first model's scores of a calibration cohort, for the slider, and its labels",
     )  # fmt: skip
     found.add_argument("--group-by", nargs="*", metavar="COLUMN", help="columns of --labels that make subgroups")
+    found.add_argument(
+        "--reader", metavar="COLUMN", help="column of --labels with a reader's grades, such as PI-RADS, to compare with"
+    )
     found.add_argument("--pictures", type=Path, help="folder with STUDY.png (default: that of the first scores)")
     found.add_argument("--draws", type=int, default=2000, help="bootstrap resamples (default 2000)")
     found.add_argument("--seed", type=int, default=0, help="of the resamples (default 0)")
@@ -74,6 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 run=options.run,
                 calibration=tuple(options.calibration) if options.calibration else None,
                 group_by=options.group_by,
+                reader=options.reader,
                 draws=options.draws,
                 seed=options.seed,
                 pictures=lambda studies: pictures_beside(

@@ -76,6 +76,7 @@ def test_figures_equal_scikit_learn_s(files: Files, tmp_path: Path) -> None:
         assert value["auc"] == value["auc_delong"] == pytest.approx(roc_auc_score(y, s))
         assert value["partial_auc"] == pytest.approx(roc_auc_score(1 - y, -s, max_fpr=0.1))
         assert value["brier"] == pytest.approx(brier_score_loss(y, s))
+        assert value["observed_expected"] == pytest.approx(12 / s.sum())
         for t in (98, 95, 92, 90):
             assert value[f"fpr_at_tpr_{t}"] == pytest.approx(fpr_at(y, s, 12 - math.ceil(12 * t / 100)))
         for k in (0, 1, 2, 5):
@@ -202,7 +203,7 @@ def test_scanner_columns_make_groups_by_themselves(files: Files) -> None:
 def test_scores_that_are_no_probabilities_have_no_calibration(files: Files) -> None:
     y, s = arrays(files[1], files[0])
     figures = performance_of(y, 10 * s - 2, draws=100).figures
-    assert {"brier", "ece"}.isdisjoint(figures)
+    assert {"brier", "ece", "calibration_slope", "observed_expected"}.isdisjoint(figures)
     assert figures["auc"].value == pytest.approx(roc_auc_score(y, s))
 
 

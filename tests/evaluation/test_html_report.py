@@ -22,7 +22,7 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 from small_cohort import read_rows
 
 from mri_alm.evaluation.analysis import Evaluation, evaluate
-from mri_alm.evaluation.figures import score_figure
+from mri_alm.evaluation.figures import forest_figure, score_figure
 from mri_alm.evaluation.model_card import LEFT_TO_AUTHORS, _selection, checklist
 from mri_alm.evaluation.report import pictures_beside, write_evaluation
 
@@ -45,6 +45,7 @@ def evaluation(trained: Path, manifest: Path, tmp_path_factory: pytest.TempPathF
         row["study"] = names.get(row["study"], row["study"])
     for i, row in enumerate(truth):
         row["vendor"] = IMAGE if i % 2 else "B & W"
+        row["grade"] = str(1 + (i + int(row["label"])) % 4)
     rows[3]["warnings"] = f"two T2 series {SCRIPT}"
     other = [dict(row, score=str(1 - float(row["score"])), dce_needed="", threshold="") for row in rows]
     for row in other:
@@ -54,6 +55,7 @@ def evaluation(trained: Path, manifest: Path, tmp_path_factory: pytest.TempPathF
         {"run": write_rows(folder / "scores.csv", rows), IMAGE: write_rows(folder / "other.csv", other)},
         write_rows(folder / "labels.csv", truth),
         run=trained,
+        reader="grade",
         draws=100,
         pictures=lambda studies: pictures_beside(folder, studies),
     )
@@ -149,6 +151,8 @@ def test_the_cohort_adds_up(evaluation: Evaluation, source: str) -> None:
     for row in ("Rows of the label table 42", "Left out: training study 30", "Evaluated 12 4 need contrast, 8 do not"):
         assert row in text
     assert "Evaluated with a quality warning 1" in text
+    flow = "42 rows of the label table 30 left out 30 training study 12 evaluated 4 need contrast, 8 do not"
+    assert flow in text
     assert f"Patients of it held out once or more {evaluation.run.held_out[0].size}" in text
 
 
@@ -187,6 +191,21 @@ def test_names_in_figures_are_escaped(evaluation: Evaluation) -> None:
     texts = figure["data"][1]["text"]
     assert len(texts) == 4
     assert all("<" not in text for text in texts)
+
+
+def test_every_group_and_the_whole_stand_in_the_forest(evaluation: Evaluation) -> None:
+    figure = forest_figure(evaluation.groups, evaluation.performances, "auc")
+    rows = figure["layout"]["yaxis"]["ticktext"]
+    assert rows[0] == "all exams"
+    assert len(rows) == 3
+    assert all("<" not in row for row in rows)
+    for trace, (model, whole) in zip(figure["data"], evaluation.performances.items(), strict=True):
+        of_groups = [g.performance.figures["auc"] for g in evaluation.groups if g.model == model and g.performance]
+        for i, estimate in enumerate([whole.figures["auc"], *of_groups]):
+            assert trace["x"][i] == pytest.approx(100 * estimate.value)
+            assert trace["x"][i] + trace["error_x"]["array"][i] == pytest.approx(100 * estimate.high)
+            assert trace["x"][i] - trace["error_x"]["arrayminus"][i] == pytest.approx(100 * estimate.low)
+            assert round(trace["y"][i]) == i
 
 
 def test_the_main_job_writes_its_report(trained: Path) -> None:
@@ -242,7 +261,9 @@ def reloaded(browser: webdriver.Chrome) -> webdriver.Chrome:
 
 
 def shown(browser: webdriver.Chrome, key: str) -> str:
-    return str(browser.find_element(By.CSS_SELECTOR, f"[data-step={key}]").get_attribute("textContent"))
+    """The one text that stands in every place of a number."""
+    (text,) = {e.get_attribute("textContent") for e in browser.find_elements(By.CSS_SELECTOR, f"[data-step={key}]")}
+    return str(text)
 
 
 def marker(browser: webdriver.Chrome, figure: str) -> tuple[float, float]:
@@ -276,9 +297,10 @@ def check_step(browser: webdriver.Chrome, evaluation: Evaluation, on: tuple[Any,
     point = (np.mean(s[y == 0] >= threshold), np.mean(s[y == 1] >= threshold))
     WebDriverWait(browser, 10).until(lambda c: marker(c, "roc") == pytest.approx(point))
     assert marker(browser, "roc-high") == pytest.approx(point)
-    line = browser.execute_script("return document.getElementById('scores').layout.shapes[0]")
-    assert line["visible"] == (rank > 0)
-    assert rank == 0 or line["x0"] == threshold
+    for figure in ("scores", "decision"):
+        line = browser.execute_script("return document.getElementById(arguments[0]).layout.shapes[0]", figure)
+        assert line["visible"] == (rank > 0)
+        assert rank == 0 or line["x0"] == threshold
     check_outcomes(browser, evaluation, s >= threshold)
 
 

@@ -8,7 +8,7 @@ import pytest
 from evaluation_inputs import Rows, labels, scores, write_rows
 
 from mri_alm.errors import InputError
-from mri_alm.evaluation.data import read_calibration, read_labelled_scores
+from mri_alm.evaluation.data import HardExam, read_calibration, read_hardest, read_labelled_scores
 from mri_alm.evaluation.performance import group_columns
 
 
@@ -97,3 +97,20 @@ def test_columns_for_subgroups_in_any_case(tmp_path: Path) -> None:
     truth, given = both(tmp_path)
     truth.write_text(truth.read_text("utf-8").replace("vendor", "Vendor", 1), "utf-8")
     assert group_columns(read_labelled_scores({"a": given}, truth), ["VENDOR"]) == ["vendor"]
+
+
+def test_the_hardest_exams_come_by_rank(tmp_path: Path) -> None:
+    assert read_hardest(tmp_path / "hardest.csv") == ()
+    rows = [("B", 0.4, 2, 3), ("C", 0.25, 10, 1), ("A", 1, 1, 4)]
+    names = ("study", "lambda", "rank", "members")
+    path = write_rows(tmp_path / "hardest.csv", [dict(zip(names, row, strict=True)) for row in rows])
+    assert read_hardest(path) == (HardExam("A", 1.0, 4), HardExam("B", 0.4, 3), HardExam("C", 0.25, 1))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"lambda": "high"}, {"lambda": "1.5"}, {"lambda": "nan"}, {"rank": "x"}, {"members": ""}]
+)
+def test_a_table_of_hardest_exams_that_was_changed_is_refused(tmp_path: Path, wrong: dict[str, str]) -> None:
+    row = {"study": "A", "lambda": "1", "rank": "1", "members": "2"} | wrong
+    with pytest.raises(InputError, match=r"hardest\.csv: study A has lambda .* a share and two whole numbers"):
+        read_hardest(write_rows(tmp_path / "hardest.csv", [row]))
