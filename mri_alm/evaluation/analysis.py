@@ -96,7 +96,7 @@ class Evaluation:
         readers: The models beside a reader, if one was named.
         trade_offs: Of the first model; the one to be trusted most comes first.
         run: The training run, if given.
-        hardest: Its training exams whose constraint was hardest, hardest first; empty where nothing says it.
+        hardest: Its training exams whose constraint was hardest, at most ten; empty where nothing says it.
         draws: Bootstrap resamples.
         seed: Of the draws.
         pictures: Study to JPEG; no bytes where there is a picture that cannot be used.
@@ -154,7 +154,8 @@ def evaluate(
     rows = _calibration_rows(calibration, data, run, record) if calibration else None
     groups = subgroups(data, columns, draws=draws, seed=seed)
     readers = compare_with_reader(data, reader, draws=draws, seed=seed) if reader is not None else []
-    shown = pictures(data.studies)
+    hardest = read_hardest(run / "hardest.csv") if run else ()
+    shown = pictures([*data.studies, *(exam.study for exam in hardest)])
     return Evaluation(
         data=data,
         performances={
@@ -166,7 +167,7 @@ def evaluate(
         readers=readers,
         trade_offs=list(_trade_offs(data, record, rows, draws=draws, seed=seed)),
         run=record,
-        hardest=read_hardest(run / "hardest.csv") if run else (),
+        hardest=hardest,
         draws=draws,
         seed=seed,
         pictures=shown,

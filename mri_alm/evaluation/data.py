@@ -180,8 +180,8 @@ class HardExam:
     members: int
 
 
-def read_hardest(path: Path) -> tuple[HardExam, ...]:
-    """Read a run's table of training exams by their multipliers, the hardest first; empty where there is none.
+def read_hardest(path: Path, *, most: int = 10) -> tuple[HardExam, ...]:
+    """Read the first of a run's training exams by their multipliers, the hardest first; empty where nothing is told.
 
     Raises:
         InputError: If it cannot be read, or holds something else than it was written with.
@@ -197,7 +197,7 @@ def read_hardest(path: Path) -> tuple[HardExam, ...]:
                 f"{row['members']}; a share and two whole numbers were written. Start the training again: it writes it."
             )
     rows.sort(key=lambda row: int(row["rank"]))
-    return tuple(HardExam(row["study"], float(row["lambda"]), int(row["members"])) for row in rows)
+    return tuple(HardExam(row["study"], float(row["lambda"]), int(row["members"])) for row in rows[:most])
 
 
 def read_calibration(

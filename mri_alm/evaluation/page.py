@@ -37,7 +37,7 @@ from mri_alm.metrics.threshold import clopper_pearson_upper
 from mri_alm.runtime.files import write_bytes
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_LEFT_OUT_SHOWN, _HARDEST_SHOWN = 5, 10  # names of exams in one line, and rows of the hardest
+_LEFT_OUT_SHOWN = 5  # names of exams in one line
 _REASONS_SHOWN, _FLOW_COLUMNS = 5, 27  # reasons of a flow chart, and letters in a line of its boxes
 _SLIDER_NOTES = {  # title and explanation of each way to set the threshold
     "calibration": (
@@ -113,7 +113,7 @@ def _context(evaluation: Evaluation) -> dict[str, Any]:
         "training": list(training),
         "trade_offs": trade_offs,
         "start": trade_offs[0]["steps"][trade_offs[0]["start"]],
-        "hardest": evaluation.hardest[:_HARDEST_SHOWN],
+        "hardest": [(exam, _picture(evaluation, exam.study)) for exam in evaluation.hardest],
         "patients": _patients(evaluation),
         "cohort": _cohort(evaluation),
         "left_out": _left_out(data),
@@ -176,7 +176,7 @@ def _step(step: ThresholdChoice, data: LabelledScores) -> dict[str, Any]:
     allowed = "Examine everyone" if everyone else f"{step.allowed} false negative{'s' * (step.allowed != 1)} allowed"
     return {
         "allowed": allowed,
-        "threshold": "none" if everyone else f"{step.threshold:.4g}",
+        "threshold": "none" if everyone else f"{step.threshold:.6g}",
         "spared": f"{100 * step.spared.value:.1f}",
         "spared_interval": "" if everyone else f"95 % interval {interval_text(step.spared)}",
         "expected_rate": f"{100 * step.expected_miss_rate:.1f} %",
@@ -213,15 +213,19 @@ def _patients(evaluation: Evaluation) -> list[dict[str, Any]]:
     rows = []
     for i in range(0, len(records), models):
         first = records[i]
-        picture = evaluation.pictures.get(first["study"])
         rows.append({
             **first,
             "scores": [record["score"] for record in records[i : i + models]],
             "decision": {1: "DCE needed", 0: "DCE not needed", None: NO_VALUE}[first["dce_needed"]],
             "outcome": first["outcome"] or NO_VALUE,
-            "picture": base64.b64encode(picture).decode() if picture else "",
+            "picture": _picture(evaluation, first["study"]),
         })  # fmt: skip
     return sorted(rows, key=lambda row: -row["score"])
+
+
+def _picture(evaluation: Evaluation, study: str) -> str:
+    """Base 64; empty where there is none."""
+    return base64.b64encode(evaluation.pictures.get(study, b"")).decode()
 
 
 def _cohort(evaluation: Evaluation) -> list[tuple[str, int, str]]:

@@ -244,7 +244,7 @@ def trade_off_table(trade_off: TradeOff, caption: str) -> Table:
         })  # fmt: skip
         cells.append([
             "examine everyone" if s.allowed is None else str(s.allowed),
-            NO_VALUE if s.allowed is None else f"{s.threshold:.4g}",
+            NO_VALUE if s.allowed is None else f"{s.threshold:.6g}",
             estimate_text(s.spared), str(missed), f"{100 * s.expected_miss_rate:.1f}",
             f"{100 * s.miss_rate_upper:.1f}", f"{s.expected_misses:.1f}",
         ])  # fmt: skip

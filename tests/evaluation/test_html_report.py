@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,10 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 from small_cohort import read_rows
 
 from mri_alm.evaluation.analysis import Evaluation, evaluate
+from mri_alm.evaluation.data import HardExam
 from mri_alm.evaluation.figures import forest_figure, score_figure
 from mri_alm.evaluation.model_card import LEFT_TO_AUTHORS, _selection, checklist
+from mri_alm.evaluation.page import write_html_report
 from mri_alm.evaluation.report import pictures_beside, write_evaluation
 
 SCRIPT = "<script>window.hacked=1</script>"
@@ -193,6 +196,15 @@ def test_names_in_figures_are_escaped(evaluation: Evaluation) -> None:
     assert all("<" not in text for text in texts)
 
 
+def test_the_hardest_training_exams_have_rows_and_pictures(evaluation: Evaluation, tmp_path: Path) -> None:
+    hardest = HardExam(SCRIPT, 0.5, 2), HardExam("T1", 0.25, 3)
+    pictures = {"T1": b"a picture"}
+    write_html_report(tmp_path / "report.html", replace(evaluation, hardest=hardest, pictures=pictures))
+    source = (tmp_path / "report.html").read_text("utf-8")
+    assert f"{SCRIPT} 0.50 2 – T1 0.25 3" in " ".join(Elements(source).text.split())
+    assert f"base64,{base64.b64encode(b'a picture').decode()}" in source
+
+
 def test_every_group_and_the_whole_stand_in_the_forest(evaluation: Evaluation) -> None:
     figure = forest_figure(evaluation.groups, evaluation.performances, "auc")
     rows = figure["layout"]["yaxis"]["ticktext"]
@@ -286,7 +298,7 @@ def check_step(browser: webdriver.Chrome, evaluation: Evaluation, on: tuple[Any,
     wanted = "Examine everyone" if rank == 0 else f"{rank - 1} false negative{'' if rank == 2 else 's'} allowed"
     assert shown(browser, "allowed") == wanted
     assert browser.find_element(By.ID, "allowed").get_attribute("aria-valuetext") == wanted
-    assert shown(browser, "threshold") == (f"{threshold:.4g}" if rank else "none")
+    assert shown(browser, "threshold") == (f"{threshold:.6g}" if rank else "none")
     assert shown(browser, "spared") == f"{100 * np.mean(s < threshold):.1f}"
     assert shown(browser, "missed") == f"{len(missed)} of 4"
     assert shown(browser, "new") == "33"

@@ -105,6 +105,7 @@ def test_the_hardest_exams_come_by_rank(tmp_path: Path) -> None:
     names = ("study", "lambda", "rank", "members")
     path = write_rows(tmp_path / "hardest.csv", [dict(zip(names, row, strict=True)) for row in rows])
     assert read_hardest(path) == (HardExam("A", 1.0, 4), HardExam("B", 0.4, 3), HardExam("C", 0.25, 1))
+    assert read_hardest(path, most=1) == (HardExam("A", 1.0, 4),)
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ function enlarge(picture, name) {
   enlarged.querySelector("p").textContent = name;
   enlarged.showModal();
 }
-for (const thumb of everything("#patient-table .thumb")) {
+for (const thumb of everything("table .thumb")) {
   const row = thumb.closest("tr");
   thumb.addEventListener("click", () => enlarge(thumb.querySelector("img"), row.cells[STUDY].textContent));
 }
