@@ -127,8 +127,7 @@ def _metadata(metadata: dict[str, Any], run: TrainedRun) -> dict[str, Any]:
         "numpy_version": version("numpy"),
         "required_packages_version": packages,
         "eval_metrics": _metrics(run),
-        "data_source": f"{trained_in_words(run.trained_on)} {run.point.n_positive} positive patients stand behind the "
-        "threshold.",
+        "data_source": f"{trained_in_words(run.trained_on)} {_behind(run)}",
     }
     if run.point.folds:
         found["description"] = (
@@ -139,6 +138,12 @@ def _metadata(metadata: dict[str, Any], run: TrainedRun) -> dict[str, Any]:
         found["intended_use"] += f" This model was {note}: it shows that the software works, and nothing of patients."
     found["network_data_format"]["inputs"]["image"]["spatial_shape"] = run.settings["size"]
     return found
+
+
+def _behind(run: TrainedRun) -> str:
+    if not run.point.n_positive:
+        return "All its patients were trained on, so there is no threshold."
+    return f"{run.point.n_positive} positive patients stand behind the threshold."
 
 
 def _metrics(run: TrainedRun) -> dict[str, float]:

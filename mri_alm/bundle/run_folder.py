@@ -154,14 +154,14 @@ class RunFolder:
         return point, dict(digests.content)
 
     def member_aucs(self) -> dict[str, list[float]]:
-        """AUCs of the members, "validation" and, where there is a test cohort, "test", by ``metrics.json``.
+        """AUCs of the members, "validation" and "test" where there are such exams, by ``metrics.json``.
 
         Raises:
             DamagedFileError: If it is not what was written.
             FileNotFoundError: If there is none.
         """
         fields = Fields(str(self.metrics), read_json(self.metrics))
-        found = {"validation": fields.object("validation_auc")}
+        found = {"validation": fields.object("validation_auc")} if "validation_auc" in fields.content else {}
         if "test" in fields.content:
             found["test"] = fields.object("test").object("member_auc")
         members = {side: one.items("members") for side, one in found.items()}
@@ -215,7 +215,7 @@ class RunRecord:
         trained_on: What their exams were like, see :meth:`RunFolder.trained_on`.
         history: Per split, the report of every epoch.
         best_epoch: Per split, the epoch whose weights were kept.
-        members: AUCs of the members on their validation studies, and on the test cohort where there is one.
+        members: AUCs of the members on their validation studies and on the test cohort, where there are such.
         checkpoints: Split to SHA-256 of its weights.
         digests: File to SHA-256: config and checkpoints.
     """
@@ -241,6 +241,15 @@ def _can_be_shown(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float)) or (isinstance(value, str) and value.isprintable())
 
 
+def _per_patient(
+    rows: list[dict[str, str]], patient: Mapping[str, str]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Labels and scores of the held-out patients; none of a model of all patients."""
+    label = np.array([int(row["label"]) for row in rows], dtype=np.int64)
+    score = expit(np.array([float(row["logit"]) for row in rows]))
+    return one_score_per_patient([patient[row["study"]] for row in rows], label, score) if rows else (label, score)
+
+
 def read_run(folder: Path) -> RunRecord:
     """Read a run folder; nothing of it is changed.
 
@@ -258,11 +267,7 @@ def read_run(folder: Path) -> RunRecord:
             exclude=tuple(map(str, run.settings.get("exclude") or ())),
             versions=run.record["versions"],
             point=point,
-            held_out=one_score_per_patient(
-                [patient[row["study"]] for row in held_out],
-                np.array([int(row["label"]) for row in held_out]),
-                expit(np.array([float(row["logit"]) for row in held_out])),
-            ),
+            held_out=_per_patient(held_out, patient),
             trained={row["study"]: int(row["label"]) for row in trained},
             patients=frozenset(patient.values()),
             trained_on=run.trained_on(),

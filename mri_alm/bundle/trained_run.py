@@ -246,7 +246,8 @@ def score_rows(
 ) -> list[dict[str, Any]]:
     """Rows of ``scores.csv``: logit, score (its sigmoid), spread (SD of the members' logits), decision.
 
-    An exam of a quality below the gate (:mod:`mri_alm.cohort.protocol`) needs DCE whatever its score.
+    An exam of a quality below the gate (:mod:`mri_alm.cohort.protocol`) needs DCE whatever its score. Where there is no
+    threshold (:func:`mri_alm.training.run.no_threshold`) the cells of threshold and decision are empty.
 
     Args:
         names: ``(N,)`` studies.
@@ -264,7 +265,7 @@ def score_rows(
         report = reports[n]
         quality = quality_of(report)
         warnings = " | ".join([*report["warnings"], *quality.warnings, *unlike(report, trained_on)])
-        decided = int(needed or quality.level == BELOW_GATE)
+        decided = int(needed or quality.level == BELOW_GATE) if point.n_positive else ""
         cells = (n, float(x), float(s), float(d), threshold, decided, warnings, str(quality), training_note(trained_on))
         rows.append(dict(zip(SCORE_COLUMNS, cells, strict=True)))
     return rows

@@ -246,7 +246,7 @@ class Cohort:
         manifest: See :func:`read_manifest`.
         exclude: Studies to leave out.
         splits: Number of splits.
-        validation: Share of the training patients that each random split holds out.
+        validation: Share of the training patients that each random split holds out; 0: nobody, with one split.
         seed: Seed of the splits.
         split_rule: ``"random"`` (:func:`stratified_splits`) or ``"partition"`` (:func:`partition_splits`).
         allow_outside_paths: See :func:`read_manifest`.
@@ -391,7 +391,21 @@ def _splits(
         raise InputError(f'split_rule must be random or partition, got "{rule}".')
     if splits == "loo":
         raise InputError("splits loo leaves one positive patient out at a time: it needs --split_rule partition.")
+    if validation == 0:
+        return [_nobody_held_out(studies, splits)]
     return stratified_splits(studies, splits=splits, validation=validation, seed=seed)
+
+
+def _nobody_held_out(studies: Sequence[ManifestRow], splits: int) -> tuple[list[ManifestRow], list[ManifestRow]]:
+    """The one split of a model that is trained on all patients."""
+    if splits != 1:
+        raise InputError(
+            f"validation 0 trains one model on all patients, and splits is {splits}: give --splits 1 with it, or hold "
+            "some out (--validation 0.2)."
+        )
+    if len({study.label for study in studies}) < 2:
+        raise InputError("The training cohort has patients of one class only. Add the other one.")
+    return list(studies), []
 
 
 def _patients(studies: Sequence[ManifestRow]) -> tuple[list[str], NDArray[np.int64]]:

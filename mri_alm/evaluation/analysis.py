@@ -199,7 +199,9 @@ def _trade_offs(
         steps = tuple(trade_off(data.label, first.score, calibration))
         shipped = next((i for i, step in enumerate(steps) if step.threshold == first.threshold), 1)
         yield TradeOff("calibration", int(calibration[0].sum()), shipped, steps)
-    if record and not record.point.folds:  # the law of new misses is not that of a largest score
+    if (
+        record and record.point.n_positive and not record.point.folds
+    ):  # the law of new misses is not that of a largest score
         steps = tuple(trade_off(data.label, first.score, record.held_out))
         yield TradeOff("held_out", int(record.held_out[0].sum()), min(record.point.rank, len(steps) - 1), steps)
     steps = tuple(trade_off(data.label, first.score, draws=draws, seed=seed))
@@ -291,7 +293,7 @@ def _warnings(data: LabelledScores, groups: Sequence[Subgroup], run: RunRecord |
     if few := sorted({f"{g.column} {g.value}" for g in groups if g.note}):
         yield f"Groups with under 5 positives or without negatives: {', '.join(few)}. Conclude nothing from them."
     decided_at = data.models[0].threshold
-    if run and decided_at is not None and decided_at != run.point.threshold:
+    if run and run.point.n_positive and decided_at is not None and decided_at != run.point.threshold:
         yield (
             f"The scores were decided at threshold {decided_at:g}, the run's threshold.json says "
             f"{run.point.threshold:g}: figures at the threshold are of the former."

@@ -34,7 +34,8 @@ class ModelScores:
     Attributes:
         name: As shown in every table.
         score: ``(N,)``, finite, of any kind that grows with suspicion.
-        threshold: The one its file decided with; -inf is "examine everyone", None: the file decides nothing.
+        threshold: The one its file decided with; -inf is "examine everyone", None: the file decides nothing, as it has
+            no such column, or no threshold and no decision in any row.
         spread: ``(N,)`` standard deviation of the members' logits; NaN where unknown.
         warnings: ``(N,)`` quality warnings, empty where there are none.
         sha256: Of the file.
@@ -351,6 +352,8 @@ def _threshold(path: Path, rows: list[_Row], score: Floats) -> float | None:
     (text,) = values
     threshold = float(text) if text else -math.inf
     needed = [row.get("dce_needed") for row in rows]
+    if not text and set(needed) == {""}:
+        return None
     asked = (score >= threshold) | _below_gate(rows)
     wrong = [i for i, (a, n) in enumerate(zip(asked, needed, strict=True)) if n and n != str(int(a))]
     if wrong:

@@ -93,13 +93,14 @@ def _training(run: RunRecord) -> dict[str, str]:
         )
         + ".",
         "Selection": _selection(settings),
-        "AUC of the members, validation": members["validation"],
-        **({"AUC of the members, test": members["test"]} if "test" in members else {}),
+        **{f"AUC of the members, {side}": members[side] for side in ("validation", "test") if side in members},
         "Operating point": run.point.in_words().replace("\n", " "),
     }
 
 
 def _partition(run: RunRecord) -> str:
+    if not run.point.n_positive:
+        return "All training patients were trained on; nobody was held out. One model."
     if run.settings.get("split_rule") == "partition":
         how = "folds of the training patients, every positive one held out once"
     else:

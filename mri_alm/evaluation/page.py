@@ -245,6 +245,10 @@ def _cohort(evaluation: Evaluation) -> list[tuple[str, int, str]]:
         labels, on = list(run.trained.values()), run.held_out[0]
         found += [
             ("Training cohort of the run", len(labels), f"{sum(labels)} need contrast"),
-            ("Patients of it held out once or more", on.size, f"{on.sum()} need contrast; the threshold rests on them"),
+            (
+                "Patients of it held out once or more",
+                on.size,
+                f"{on.sum()} need contrast; the threshold rests on them" if on.size else "so there is no threshold",
+            ),
         ]
     return found

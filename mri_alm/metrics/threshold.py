@@ -27,7 +27,7 @@ class OperatingPoint:
     Attributes:
         threshold: Positive iff score >= threshold, of the kind the scores had; -inf means "examine everyone".
         rank: The threshold is the ``rank``-th smallest held-out positive score; 0 means "examine everyone".
-        n_positive: Held-out positives.
+        n_positive: Held-out positives; 0, and only then: nobody was held out, and there is no threshold.
         n_negative: Held-out negatives.
         false_negatives: Held-out positives below the threshold; fewer than ``rank - 1`` where scores tie.
         false_positive_rate: Share of held-out negatives at or above the threshold, in [0, 1].
@@ -71,6 +71,8 @@ class OperatingPoint:
 
     def in_words(self) -> str:
         """Three lines for a person: the threshold, what it rests on, what to expect of it."""
+        if not self.n_positive:
+            return f"No threshold.\n  Basis: {self.basis}."
         threshold = f"{self.threshold:.4f}" if math.isfinite(self.threshold) else "none (examine everyone)"
         if self.miss_rate_upper_95 is None:
             return (
@@ -480,9 +482,7 @@ def future_false_negatives_cdf(x: int, n: int, rank: int, m: int) -> float:
     _check_counts(n, rank=rank)
     if m < 0:
         raise InputError(f"m must be at least 0, found {m}.")
-    if rank == 0:
-        return float(x >= 0)
-    return float(betabinom.cdf(x, m, rank, n - rank + 1))
+    return float(betabinom.cdf(x, m, rank, n - rank + 1) if rank else x >= 0)
 
 
 def _check_rates(**rates: float) -> None:

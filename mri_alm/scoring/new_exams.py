@@ -299,8 +299,8 @@ def _explanations(
 
 def _say(scored: Sequence[Mapping[str, Any]], studies: NewStudies, run: TrainedRun, point: OperatingPoint) -> None:
     """The closing lines on the terminal."""
-    needed = sum(row["dce_needed"] for row in scored)
-    logger.info("%d exams scored, DCE needed in %d, %d not scored.", len(scored), needed, len(studies.errors))
+    decided = f"DCE needed in {sum(row['dce_needed'] for row in scored)}" if point.n_positive else "no decision"
+    logger.info("%d exams scored, %s, %d not scored.", len(scored), decided, len(studies.errors))
     logger.info("%s", point.in_words())
     for name, error in studies.errors.items():
         logger.warning("Not scored: study %s: %s", name, error)
@@ -309,8 +309,8 @@ def _say(scored: Sequence[Mapping[str, Any]], studies: NewStudies, run: TrainedR
 
 def _title(row: Mapping[str, Any]) -> str:
     """What stands above an exam's picture: never its identity, always what the model is."""
-    decision = "needed" if row["dce_needed"] else "not needed"
-    lines = [f"{row['study']}   score {row['score']:.3f}   DCE {decision}   research only"]
+    decision = {1: "DCE needed", 0: "DCE not needed", "": "no decision"}[row["dce_needed"]]
+    lines = [f"{row['study']}   score {row['score']:.3f}   {decision}   research only"]
     lines += ["quality below gate: DCE needed whatever the score"] if row["quality"].startswith(BELOW_GATE) else []
     return "\n".join([*lines, *([f"model {row['model_note']}"] if row["model_note"] else [])])
 

@@ -111,6 +111,9 @@ def _evidence(header: Dataset, salt: str, key: str) -> Dataset:
     return image
 
 
+_YES_OR_NO = {1: codes.SCT.Yes, 0: codes.SCT.No}
+
+
 def _content(row: Mapping[str, Any], point: OperatingPoint, evidence: list[Dataset], *, model: str) -> Any:
     """The tree of TID 1500 with one measurement group."""
     from highdicom import sr
@@ -132,7 +135,7 @@ def _content(row: Mapping[str, Any], point: OperatingPoint, evidence: list[Datas
         finding_sites=[sr.FindingSite(codes.SCT.Prostate)],
         measurements=[sr.Measurement(name, _decimal(value), codes.UCUM.NoUnits) for name, value in numbers.items()],
         qualitative_evaluations=[
-            sr.QualitativeEvaluation(NEEDED, codes.SCT.Yes if row["dce_needed"] else codes.SCT.No),
+            *([] if row["dce_needed"] == "" else [sr.QualitativeEvaluation(NEEDED, _YES_OR_NO[row["dce_needed"]])]),
             sr.QualitativeEvaluation(USE, RESEARCH),
         ],
         source_images=[

@@ -135,6 +135,9 @@ class CheckpointRule:
 
     def improves(self, report: dict[str, float]) -> bool:
         """Whether an epoch's weights are to be kept; remembers it if so."""
+        if self.rule == "last" and self.metric not in report:  # of a model that nobody was held out from
+            self.best = {"epoch": int(report["epoch"])}
+            return True
         value, loss = report[self.metric], report["val_loss"]
         tie = self.rule == "official" and value == self.best["auc"] and loss < self.best["loss"]
         if not (self.rule == "last" or value > self.best["auc"] or (tie and report["train_auc"] > value - 0.05)):
@@ -226,16 +229,18 @@ class EpochEnd:
 
     def _report(self, epoch: int) -> dict[str, float]:
         objective = cast(AugmentedLagrangian, self.parts["objective"])
-        metric = float(self.validator.state.metrics[self.selection.metric])
-        (logits, label), held_out = self.seen["train"].take(), self.seen["val"].take()
-        report = {"epoch": epoch, self.selection.metric: metric}
-        scores = torch.cat([logits.flatten(), held_out[0].flatten()])
+        name, metrics = self.selection.metric, self.validator.state.metrics
+        metric = float(metrics.get(name, math.nan))  # not a number where nobody is held out: mu rests
+        logits, label = self.seen["train"].take()
+        held_out = self.seen["val"].take() if name in metrics else ()
+        report = {"epoch": epoch} | ({name: metric} if held_out else {})
+        scores = torch.cat([part.flatten() for part in (logits, *held_out[:1])])
         self._refuse_divergence(report | {"scores": float(scores.double().sum())})
         if logits[0].numel() == 1:
             report["train_auc"] = auc(label.flatten().cpu().numpy(), logits.flatten().float().cpu().numpy())
-        measured = objective.diagnose(*held_out)
+        measured = objective.diagnose(*held_out) if held_out else {}
         report |= {f"val_{name}": value for name, value in measured.items()}
-        return report | objective.end_epoch(metric, measured["violation"])
+        return report | objective.end_epoch(metric, measured.get("violation"))
 
     def _refuse_divergence(self, report: dict[str, float]) -> None:
         wrong = [f"{name} {value:g}" for name, value in report.items() if not math.isfinite(value)]

@@ -140,6 +140,10 @@ class SplitTraining:
             )
         return True
 
+    def held_out(self, split: int) -> bool:
+        """Whether patients are held out from a split: none are from a model of all patients."""
+        return bool(self.cohort.splits[split][1])
+
     def record(self, split: int) -> dict[str, Any]:
         """The ``split.json`` of a finished split."""
         return read_json(self.run.split(split).record)
@@ -160,8 +164,10 @@ class SplitTraining:
         end = member.train(progress)
         if process_rank() > 0:
             return
-        names, logits = member.predict(member.network(folder.model), "validation")
-        rows = [{"study": name, "logit": float(row[0])} for name, row in zip(names, logits, strict=True)]
+        rows: list[dict[str, Any]] = []
+        if self.held_out(split):
+            names, logits = member.predict(member.network(folder.model), "validation")
+            rows = [{"study": name, "logit": float(row[0])} for name, row in zip(names, logits, strict=True)]
         write_csv(folder.held_out, ["study", "logit"], rows)
         record = {"best": end.selection.best, "model_sha256": sha256(folder.model)} | end.record
         write_json(folder.record, record | {"epochs": end.history})
@@ -231,8 +237,8 @@ def train_in_turn(
                 bar.set_description(f"split {split}")
                 reached(lambda: f"{f'after epoch {len(history)}' if history else 'in epoch 1'} of split {split}")
                 if history:
-                    _, metric = list(history[-1].values())[:2]  # after the epoch's number
-                    bar.set_postfix(validation=round(metric, 3))
+                    name, metric = list(history[-1].items())[1]  # after the epoch's number
+                    bar.set_postfix({"validation" if name.startswith("val_") else name: round(metric, 3)})
                 watch(split, history)
 
             train(split, progress)

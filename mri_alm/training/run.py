@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -108,7 +109,9 @@ class TrainingRun:
         config = self.config = config | {"splits": len(self.cohort.splits)}
         check_values(config)  # splits, which may have been "loo", against only_split
         self.held_out = {study.patient for _, validation in self.cohort.splits for study in validation if study.label}
-        if not 0 <= max_fn < len(self.held_out):
+        if not any(validation for _, validation in self.cohort.splits):
+            _refuse_choices_without_validation(parser)
+        elif not 0 <= max_fn < len(self.held_out):
             raise InputError(
                 f"Cannot allow {max_fn} false negatives: {len(self.held_out)} positive patients are held out by the "
                 f"{config['splits']} splits, so --max_fn must be between 0 and {len(self.held_out) - 1}."
@@ -136,8 +139,11 @@ class TrainingRun:
                 tracker.finish(self.config["splits"])
 
     def _set_up(self) -> None:
-        logger.info("Held out: %s", certificate_in_words(len(self.held_out)))
-        logger.info("Which rule: %s", rule_in_words(len({s.patient for s in self.cohort.train if s.label})))
+        if self.held_out:
+            logger.info("Held out: %s", certificate_in_words(len(self.held_out)))
+            logger.info("Which rule: %s", rule_in_words(len({s.patient for s in self.cohort.train if s.label})))
+        else:
+            logger.warning("Nobody is held out: the model gets no threshold, and nothing says how well it separates.")
         for split in range(self.config["splits"]):
             self.splits.finished(split)  # a folder of another cohort is refused before anything is written
         self._prepare()  # before the claim: the way to leave out a study that fails is another setting
@@ -202,8 +208,8 @@ class TrainingRun:
         digests = {split.name: sha256(split.model) for split in splits}
         point, trained_on = self._operating_point(splits, digests), self.folder.trained_on()
         write_json(self.folder.threshold, point.to_json() | {"checkpoints": digests})
-        best = [read_json(split.record)["best"]["auc"] for split in splits]
-        metrics: dict[str, Any] = {"validation_auc": spread(best)}
+        best = [read_json(split.record)["best"]["auc"] for split in splits if self.held_out]
+        metrics: dict[str, Any] = {"validation_auc": spread(best)} if best else {}
         if self.cohort.test:
             member = Member(self.config, 0, self.cohort)
             members = [member.network(split.model, "network_def") for split in splits]
@@ -214,7 +220,7 @@ class TrainingRun:
             rows = score_rows(studies, logits, point, reports, trained_on=trained_on, largest=largest)
             write_csv(self.folder.scores, SCORE_COLUMNS, rows)
             labels = np.array([study.label for study in self.cohort.test])
-            needed = np.array([row["dce_needed"] for row in rows])
+            needed = np.array([row["dce_needed"] for row in rows]) if point.n_positive else None
             metrics["test"] = test_metrics(labels, logits, needed, fpr_rule=self.fpr_rule, largest=largest)
         write_json(self.folder.metrics, metrics)
         if self.cohort.test:
@@ -223,6 +229,8 @@ class TrainingRun:
 
     def _operating_point(self, splits: Sequence[SplitFolder], digests: Mapping[str, str]) -> OperatingPoint:
         label, score = self._held_out(splits)
+        if not self.held_out:
+            return no_threshold()
         if self.config["split_rule"] == "partition":
             point = minmax_threshold(label, score, self.max_fn, folds=len(splits))
             return replace(point, runs_on_this_cohort=runs_on_cohort(self.cohort.train, model_digest(digests)))
@@ -236,12 +244,14 @@ class TrainingRun:
                 logits.setdefault(row["study"], []).append(float(row["logit"]))
         studies = [study for study in self.cohort.train if study.study in logits]
         means = np.array([np.mean(logits[study.study]) for study in studies])
-        labels = np.array([study.label for study in studies])
+        labels = np.array([study.label for study in studies], dtype=np.int64)
         rows = [
             {"study": s.study, "label": s.label, "logit": float(m), "members": len(logits[s.study])}
             for s, m in zip(studies, means, strict=True)
         ]
         write_csv(self.folder.held_out, ["study", "label", "logit", "members"], rows)
+        if not studies:
+            return labels, means
         return one_score_per_patient([study.patient for study in studies], labels, expit(means))
 
     def _report(self, prepared: Iterable[dict[str, Any]]) -> None:
@@ -290,10 +300,39 @@ def _refuse_choices_on_folds(parser: ConfigParser) -> None:
     refuse_all([f"--split_rule partition: {problem}" for problem in problems])
 
 
+def no_threshold() -> OperatingPoint:
+    """The record of a model that nobody was held out from: what a threshold would miss is anything up to everybody."""
+    return OperatingPoint(
+        threshold=-math.inf,
+        rank=0,
+        n_positive=0,
+        n_negative=0,
+        false_negatives=0,
+        false_positive_rate=1.0,
+        expected_miss_rate=1.0,
+        miss_rate_upper_95=1.0,
+        rule="none",
+        basis="nobody was held out from the training, so that no share of missed patients can be promised, and not "
+        "even the AUC is known: scores rank exams and decide nothing. For a decision score a cohort of yours that the model "
+        "never saw, and give its scores with --calibration and --labels",
+    )
+
+
+def _refuse_choices_without_validation(parser: ConfigParser) -> None:
+    """Refuse what asks held-out patients, of whom there are none."""
+    rule, growth = (parser.get_parsed_content(name) for name in ("checkpoint_rule", "growth"))
+    problems = []
+    if rule != "last":
+        problems.append(f"checkpoint_rule {rule} chooses an epoch by them. Give --checkpoint_rule last.")
+    if growth != "auc":
+        problems.append(f"growth {growth} lets mu follow their violation. Leave it out: mu then stays at mu0.")
+    refuse_all([f"--validation 0 holds no patients out, and {problem}" for problem in problems])
+
+
 def test_metrics(
     labels: NDArray[np.int64],
     logits: NDArray[np.float64],
-    needed: NDArray[np.int64],
+    needed: NDArray[np.int64] | None,
     *,
     fpr_rule: FprRule,
     largest: bool,
@@ -307,7 +346,7 @@ def test_metrics(
         "member_auc": spread([auc(labels, column) for column in logits.T]),
         "fpr_at_fn": {str(k): value for k, value in figures.fpr_at_fn.items()},
         "fpr_at_tpr": {str(tpr): value for tpr, value in figures.fpr_at_tpr.items()},
-        "at_threshold": vars(decision_counts(labels, needed)),
+        **({} if needed is None else {"at_threshold": vars(decision_counts(labels, needed))}),
     }
 
 
@@ -330,8 +369,7 @@ def closing_text(run: RunFolder, metrics: dict[str, Any], point: Any, members: i
     if note := training_note(run.trained_on()):
         lines.append(f"This model was {note}: its figures show that the software works, and nothing of patients.")
     lines.append(point.in_words())
-    if test:
-        at = test["at_threshold"]
+    if test and (at := test.get("at_threshold")):
         lines += [
             f"  On the test cohort it misses {at['false_negatives']} of {test['positives']}, spares {at['spared']} of "
             f"{test['positives'] + test['negatives']} the contrast, asks for it needlessly in {at['false_positives']}."
