@@ -260,7 +260,8 @@ def read_run(folder: Path) -> RunRecord:
     try:
         point, checkpoints = run.operating_point()
         splits = {name: run.split(name).history() for name in checkpoints}
-        held_out, trained = read_table(run.held_out, ("study", "label", "logit")), run.trained_exams()
+        held_out = read_table(run.held_out, ("study", "label", "logit")) if point.n_positive else []
+        trained = run.trained_exams()
         patient = {row["study"]: row["patient"] for row in trained}
         return RunRecord(
             settings=run.public_settings,

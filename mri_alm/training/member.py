@@ -140,10 +140,6 @@ class SplitTraining:
             )
         return True
 
-    def held_out(self, split: int) -> bool:
-        """Whether patients are held out from a split: none are from a model of all patients."""
-        return bool(self.cohort.splits[split][1])
-
     def record(self, split: int) -> dict[str, Any]:
         """The ``split.json`` of a finished split."""
         return read_json(self.run.split(split).record)
@@ -164,11 +160,10 @@ class SplitTraining:
         end = member.train(progress)
         if process_rank() > 0:
             return
-        rows: list[dict[str, Any]] = []
-        if self.held_out(split):
+        if self.cohort.splits[split][1]:  # nobody is held out from a model of all patients
             names, logits = member.predict(member.network(folder.model), "validation")
             rows = [{"study": name, "logit": float(row[0])} for name, row in zip(names, logits, strict=True)]
-        write_csv(folder.held_out, ["study", "logit"], rows)
+            write_csv(folder.held_out, ["study", "logit"], rows)
         record = {"best": end.selection.best, "model_sha256": sha256(folder.model)} | end.record
         write_json(folder.record, record | {"epochs": end.history})
 

@@ -228,9 +228,9 @@ class TrainingRun:
         logger.info("%s", closing_text(self.folder, metrics, point, len(splits)))
 
     def _operating_point(self, splits: Sequence[SplitFolder], digests: Mapping[str, str]) -> OperatingPoint:
-        label, score = self._held_out(splits)
         if not self.held_out:
             return no_threshold()
+        label, score = self._held_out(splits)
         if self.config["split_rule"] == "partition":
             point = minmax_threshold(label, score, self.max_fn, folds=len(splits))
             return replace(point, runs_on_this_cohort=runs_on_cohort(self.cohort.train, model_digest(digests)))
@@ -244,14 +244,12 @@ class TrainingRun:
                 logits.setdefault(row["study"], []).append(float(row["logit"]))
         studies = [study for study in self.cohort.train if study.study in logits]
         means = np.array([np.mean(logits[study.study]) for study in studies])
-        labels = np.array([study.label for study in studies], dtype=np.int64)
+        labels = np.array([study.label for study in studies])
         rows = [
             {"study": s.study, "label": s.label, "logit": float(m), "members": len(logits[s.study])}
             for s, m in zip(studies, means, strict=True)
         ]
         write_csv(self.folder.held_out, ["study", "label", "logit", "members"], rows)
-        if not studies:
-            return labels, means
         return one_score_per_patient([study.patient for study in studies], labels, expit(means))
 
     def _report(self, prepared: Iterable[dict[str, Any]]) -> None:
@@ -375,7 +373,8 @@ def closing_text(run: RunFolder, metrics: dict[str, Any], point: Any, members: i
             f"{test['positives'] + test['negatives']} the contrast, asks for it needlessly in {at['false_positives']}."
         ]
     lines += ["", f"Score new exams: python pipelines/score.py --model {run.path} --input DICOM_FOLDER --output OUT"]
-    written = [run.threshold, run.metrics, run.held_out, run.splits, run.config, *([run.scores] if test else [])]
+    written = [run.threshold, run.metrics, *([run.held_out] if point.n_positive else []), run.splits, run.config]
+    written += [run.scores] if test else []
     files = ", ".join(path.name for path in written)
     lines.append(f"Written: {files}; per split model.pt, split.json and TensorBoard events.")
     return "\n".join([*lines, *([f"Open in a browser: {run.report}"] if test else [])])
