@@ -311,8 +311,8 @@ def no_threshold() -> OperatingPoint:
         miss_rate_upper_95=1.0,
         rule="none",
         basis="nobody was held out from the training, so that no share of missed patients can be promised, and not "
-        "even the AUC is known: scores rank exams and decide nothing. For a decision score a cohort of yours that the model "
-        "never saw, and give its scores with --calibration and --labels",
+        "even the AUC is known: scores rank exams and decide nothing. For a decision score a cohort of yours that the "
+        "model never saw, and give its scores with --calibration and --labels",
     )
 
 
