@@ -85,6 +85,19 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
+def narrow(browser: Any) -> Iterator[Callable[[], int]]:
+    """Makes the browser's page 400 pixels wide, and tells how wide what is in it is."""
+
+    def width() -> int:
+        metrics = {"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        return int(browser.execute_script("return document.documentElement.scrollWidth"))
+
+    yield width
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.fixture
 def refusal(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Calls a function that must leave with status 2, and gives the last paragraph it wrote to stderr."""
 

@@ -5,8 +5,9 @@
 
 Without --calibration the threshold is that of training, which is approximate. With it, the chance that the threshold
 misses more than a share --alpha of the patients who need DCE is at most --eps; with too few positives everyone is
-examined (docs/operating_point.md). Writes scores.csv, report.json and one picture per exam. Exit status: 0 all scored,
-2 some could not be (the rest are written) or the input cannot be used. Research use only.
+examined (docs/operating_point.md). Writes scores.csv, report.json, one picture per exam and index.html, the page of all
+of them. Exit status: 0 all scored, 2 some could not be (the rest are written) or the input cannot be used. Research use
+only.
 """
 
 import argparse

@@ -187,7 +187,7 @@ def write_scores(
     sr: bool = False,
     explain: int = 0,
 ) -> None:
-    """Score the prepared exams and write ``scores.csv``, ``report.json`` and one picture per exam.
+    """Score the prepared exams and write ``scores.csv``, ``report.json``, one picture per exam and ``index.html``.
 
     Args:
         studies: The exams.
@@ -238,6 +238,8 @@ def write_scores(
     _write_page(studies, table, run, output, point)
     _say(scored, studies, run, point)
     logger.info("Written: %s", output)
+    if (output / PAGE).exists():
+        logger.info("Open in a browser: %s", output / PAGE)
 
 
 def _write_page(

@@ -3,6 +3,7 @@
 import io
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -102,10 +103,13 @@ def test_pictures_figures_filters_and_search(page: Path, browser: Any) -> None:
     assert browser.get_log("browser") == []
 
 
-def test_a_page_without_its_folders_enlarges_what_it_has(page: Path, browser: Any, tmp_path: Path) -> None:
+def test_a_page_without_its_folders_enlarges_what_it_has(
+    page: Path, browser: Any, narrow: Callable[[], int], tmp_path: Path
+) -> None:
     browser.get(Path(shutil.copy(page, tmp_path)).as_uri())
     browser.find_element("css selector", ".enlarge").click()
     assert large_width(browser) == 640
+    assert narrow() == 400
 
 
 def test_the_strip_shows_all_images_of_any_size() -> None:

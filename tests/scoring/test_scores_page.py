@@ -5,6 +5,7 @@ import io
 import json
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,12 @@ def test_slices_of_many_exams_lie_beside_the_page(
 
 
 def test_filter_order_slices_and_key_file(
-    page: Path, browser: Any, sheet: SliceSheet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path,
+    browser: Any,
+    narrow: Callable[[], int],
+    sheet: SliceSheet,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from selenium.webdriver import ActionChains, Keys
 
@@ -169,6 +175,10 @@ def test_filter_order_slices_and_key_file(
         browser.execute_script(f"byId('order').value = '{order}'; order();")
         assert listed() == expected
 
+    def colour() -> Any:
+        picture = np.asarray(Image.open(io.BytesIO(one("#t2").screenshot_as_png)).convert("RGB")).astype(int)
+        return picture[picture.shape[0] // 4, picture.shape[1] // 2]
+
     def number() -> str:
         return one("#slice-number").text
 
@@ -180,9 +190,7 @@ def test_filter_order_slices_and_key_file(
     assert number() == "Slice 2 of 3, from the feet"
     assert not one("#hbv").is_displayed()
     assert [each.text for each in all_of("#t2 b")] == ["R", "L"]
-    colour = np.asarray(Image.open(io.BytesIO(one("#t2").screenshot_as_png)).convert("RGB"))
-    height, width, _ = colour.shape
-    assert np.abs(colour[height // 4, width // 2].astype(int) - 120).max() < 6  # the middle slice's grey
+    assert np.abs(colour() - 120).max() < 6  # the middle slice's grey
     one("#after").click()
     assert one("#viewer h2").text == IMAGE
     one("#viewer form button").click()
@@ -193,12 +201,12 @@ def test_filter_order_slices_and_key_file(
     assert one('article[data-study="S1"] .name').text == '/exams/Doe, "Jane"'
     assert one("#keys-read").text == "1 of 4 exams found in it."
     assert browser.execute_script("return window.hacked") is None
+    assert narrow() == 400
     assert browser.get_log("browser") == []
 
     monkeypatch.setattr("mri_alm.scoring.page.MOST_EMBEDDED", 0)
     write_scores_page(tmp_path, [row("a#b", 0.0)], {"a#b": sheet}, threshold="")
     browser.get((tmp_path / "index.html").as_uri())
     one(".open").click()
-    colour = np.asarray(Image.open(io.BytesIO(one("#t2").screenshot_as_png)).convert("RGB"))
-    assert np.abs(colour[height // 4, width // 2].astype(int) - 120).max() < 6  # read from beside the page
+    assert np.abs(colour() - 120).max() < 6  # read from beside the page
     assert browser.get_log("browser") == []
