@@ -26,7 +26,7 @@ SIZES = {1400: 1000, 400: 850}  # pixels
 PAGES: dict[str, tuple[Path, str]] = {  # name: (page, what is pressed first)
     "scores": (SCORES / "index.html", ""),
     "slices": (SCORES / "index.html", "document.querySelector('.open').click()"),
-    "qc": (COHORT / "qc.html", "localStorage.clear(); document.querySelector('article .leave').click()"),
+    "qc": (COHORT / "qc.html", "choices = {}; choose(studies[3][0], 'leave')"),
     "report": (RUN / "report.html", ""),
 }
 
