@@ -126,7 +126,7 @@ def summary(evaluation: Evaluation) -> str:
         gain = estimate_text(reader.figures["specificity_difference"])
         lines.append(
             f"{reader.model} at the sensitivity of {reader.column} from {reader.cut:g} "
-            f"({100 * reader.figures['reader_sensitivity'].value:.1f} %): specificity higher by {gain} points"
+            f"({100 * reader.figures['reader_sensitivity'].value:.1f} %): specificity, model - reader, {gain} points"
         )
     return "\n".join([*lines, *(f"warning: {warning}" for warning in evaluation.warnings)])
 

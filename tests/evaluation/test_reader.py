@@ -89,7 +89,7 @@ def test_exams_that_nobody_read_are_left_out_and_counted(tmp_path: Path) -> None
     assert {row["metric"] for row in rows} == set(found.readers[0].figures)
     page = (tmp_path / "out" / "report.html").read_text("utf-8")
     assert "<h3>Beside a reader</h3>" in page
-    assert "model at the sensitivity of pi_rads from 5 (33.3 %): specificity higher by 0.0 (" in summary(found)
+    assert "model at the sensitivity of pi_rads from 5 (33.3 %): specificity, model - reader, 0.0 (" in summary(found)
 
 
 def test_a_column_the_wrong_way_round_is_a_warning(tmp_path: Path) -> None:
