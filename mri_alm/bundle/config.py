@@ -49,7 +49,7 @@ PACKAGES = ("mri-alm", "torch", "monai", "SimpleITK", "numpy", "scikit-learn")
 _MONAI = os.path.join("monai", "bundle", "__main__.py")  # noqa: PTH118 - the end of sys.argv[0]
 _FREE_PARTS = ("device", "local_rank", "replica", "initialize", "finalize")  # what configs/multi_gpu.json sets
 _KNOWN = (  # the last three are read by mri_alm.training, and by MONAI's --tracking
-    "imports", "initialize", "run", "finalize", "prepared", "prepared_batches",
+    "imports", "initialize", "run", "finalize", "prepared", "prepared_batches", "initial_weights",
     "tracking", "tracking_uri", "save_execute_config",
 )  # fmt: skip
 

@@ -43,6 +43,8 @@ SAME_RESULTS: dict[str, tuple[frozenset[str], ...]] = {
     "network_def": (frozenset({"9b4a87bacfb00306", "86e231bec759eaa2"}),),
     # grid and network can be those of another profile than the laptop, whose are those of before; the first is nothing
     "profiled": (frozenset({"74234e98afe7498f", "e445b5ea4eb47c19"}),),
+    # a training can begin with the weights of another run, which those of before did not
+    "initial_weights": (frozenset({"74234e98afe7498f", "80dc4e54045ad0c2"}),),
     # multipliers can fall, constraints tolerate and mu follow the violation, which they do not in runs of before; the
     # second is of long tails
     "objective_def": (

@@ -21,6 +21,7 @@ from mri_alm.runtime.tables import read_table
 _SPLIT = re.compile(r"split_\d{1,6}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 LARGEST_CONFIG = 1 << 20  # bytes; those of this project have 20,000
+_GIVEN = "a file"  # stands for a place that no shared file shows
 _NEEDED = {"spacing", "size"}  # settings that a score's picture and a bundle's card are made with
 
 
@@ -264,7 +265,7 @@ def read_run(folder: Path) -> RunRecord:
         trained = run.trained_exams()
         patient = {row["study"]: row["patient"] for row in trained}
         return RunRecord(
-            settings=run.public_settings,
+            settings=run.public_settings | ({"init_weights": _GIVEN} if run.settings.get("init_weights") else {}),
             exclude=tuple(map(str, run.settings.get("exclude") or ())),
             versions=run.record["versions"],
             point=point,

@@ -156,7 +156,10 @@ def _known(evaluation: Evaluation) -> Mapping[str, Any]:
             "versions": ", ".join(f"{name} {text}" for name, text in run.versions.items()),
             "preprocessing": f"Diffusion registered to T2: {run.settings.get('register')}; grid of "
             f"{run.settings.get('size')} points, spacing {run.settings.get('spacing')} mm about T2's centre.",
-            "start": f"Random, seed {run.settings.get('seed')}.",
+            "start": (
+                "Weights of another run where they fit, else random" if "init_weights" in run.settings else "Random"
+            )
+            + f", seed {run.settings.get('seed')}.",
             "size": f"{len(run.trained)} training and {len(data.studies)} evaluated exams; no calculation was made.",
             "threshold": run.point.in_words().replace("\n", " "),
         }

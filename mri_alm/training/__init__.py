@@ -7,6 +7,7 @@ __getattr__, __dir__, __all__ = faces(
     {
         "engine": ["EpochEnd", "EpochSeed", "IndexedTrainer", "CheckpointRule"],
         "rates": ["scheduled_rate"],
+        "initial_weights": ["start_from"],
         "run": ["phantom_cohort", "train_and_evaluate"],
     },
 )

@@ -63,10 +63,12 @@ class Member:
             progress: Called with the reports of all epochs: of an earlier start, then after every epoch.
         """
         self.parser.get_parsed_content("seed_everything")
+        start = self.parser.get_parsed_content("initial_weights") if "initial_weights" in self.parser.get() else {}
         trainer = self.parser.get_parsed_content("train::trainer")
         end = self.parser.get_parsed_content("epoch_end")
         for engine in (trainer, end.validator):
             engine.logger.setLevel(logging.CRITICAL)  # what ends a training is said once, by who asked for it
+        end.record |= {"initial_weights": start} if start else {}
         progress(end.history)
         if not end.finished(trainer):
             trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: progress(end.history))

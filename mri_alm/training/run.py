@@ -117,7 +117,7 @@ class TrainingRun:
                 f"{config['splits']} splits, so --max_fn must be between 0 and {len(self.held_out) - 1}."
             )
         self.splits = SplitTraining(config, self.folder, self.cohort)
-        Member(config, 0, self.cohort).check("train::stratified", "train::handlers::1")
+        Member(config, 0, self.cohort).check("train::stratified", "train::handlers::1", "initial_weights")
 
     def run(self) -> None:
         """All of it; the last lines say where everything lies. All processes train; the first one does the rest."""
