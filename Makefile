@@ -1,4 +1,4 @@
-# make demo: from a bare checkout with Python 3.10 or newer to a trained, thresholded, scored ensemble.
+# make demo: from a bare checkout with Python 3.10 or newer to a trained, thresholded, scored ensemble; installs the core.
 # make test, make lint, make docs, make sbom (bill of materials): what .ci/run calls. make audit: known vulnerabilities.
 # make settings: docs/settings.md from the table of settings. make lock: renew requirements-lock.txt after a change of constraints.txt or of a dependency.
 
@@ -7,14 +7,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Written last, so an installation that was cut short is done again; newer than what it was made from, so done only then.
 INSTALLED := $(VENV)/.installed
+CORE := $(VENV)/.core
 
 .PHONY: demo test test-cluster lint settings docs sbom audit lock environment
 
-demo: environment
-	$(BIN)/python -m monai.bundle run --config_file configs/prostate_alm.json --run_dir runs/demo --max_epochs 7 --phantom_train 108 --phantom_test 54
-	$(BIN)/python pipelines/make_phantom.py data/demo_exams --train 2 --test 2 --seed 1 --form dicom
-	$(BIN)/python pipelines/score.py --model runs/demo --input data/demo_exams/studies --output runs/demo_scores
-	@echo "Look at the report: open runs/demo/report.html in a browser (docs/report.md explains it)."
+demo: $(CORE)
+	$(BIN)/python -m mri_alm demo
 
 # Two files of tests at a time, a thread each, but for those that need the machine to themselves.
 test: environment
@@ -47,15 +45,24 @@ audit: environment
 	$(BIN)/pip-audit --strict --disable-pip --no-deps -r requirements-lock.txt
 
 lock: environment
-	$(BIN)/python docker/lock.py requirements-lock.txt
+	$(BIN)/python docker/lock.py requirements-lock.txt requirements-core.txt
 
 environment: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml constraints.txt requirements-lock.txt docker/install.sh
+define check
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
 		echo "error: $(PYTHON) is not Python 3.10 or newer. Name one that is: make PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo "error: $(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv" >&2; \
 		exit 1; }
+endef
+
+$(INSTALLED): pyproject.toml constraints.txt requirements-lock.txt requirements-core.txt docker/install.sh
+	$(check)
 	PYTHON=$(PYTHON) docker/install.sh $(VENV)
+	@touch $(CORE) $@
+
+$(CORE): pyproject.toml constraints.txt requirements-core.txt docker/install.sh
+	$(check)
+	PYTHON=$(PYTHON) docker/install.sh $(VENV) core
 	@touch $@

@@ -1,10 +1,10 @@
-"""Write requirements-lock.txt: the packages of `pip install .[dev]` under constraints.txt, each with its hash.
+"""Write requirements-lock.txt and requirements-core.txt: what pip installs of this project, each with its hash.
 
-    .venv/bin/python docker/lock.py requirements-lock.txt
+    .venv/bin/python docker/lock.py requirements-lock.txt requirements-core.txt
 
-PyTorch and what only its CUDA builds need are left out: they differ by machine, see docs/decisions.md (42). The
-hashes are those of the files that pip chooses on this machine, so run it where the lock is used: Linux x86-64 with
-Python 3.11.
+The packages of `.[dev]`, and of the project alone, under constraints.txt. PyTorch and what only its CUDA builds need
+are left out: they differ by machine, see docs/decisions.md (42). The hashes are those of the files that pip chooses on
+this machine, so run it where the locks are used: Linux x86-64 with Python 3.11.
 """
 
 import json
@@ -15,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LEFT_OUT = re.compile(r"mri-alm|torch|triton|(nvidia|cuda)-.*")
+Report = dict[str, list[dict[str, dict[str, dict[str, dict[str, str]]]]]]
 HEAD = "# Written by docker/lock.py (make lock) for Linux x86-64 with Python 3.11. Not to be edited by hand.\n"
 
 
@@ -23,7 +24,7 @@ def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def lock(report: dict[str, list[dict[str, dict[str, dict[str, dict[str, str]]]]]]) -> str:
+def lock(report: Report) -> str:
     """The text of the lock from pip's installation report."""
     lines = []
     for package in report["install"]:
@@ -36,6 +37,12 @@ def lock(report: dict[str, list[dict[str, dict[str, dict[str, dict[str, str]]]]]
 
 def main() -> None:
     """Ask pip what it would install, and write it down."""
+    for place, wanted in zip(sys.argv[1:], (".[dev]", "."), strict=True):
+        (ROOT / place).write_text(lock(installed(wanted)), encoding="utf-8")
+
+
+def installed(wanted: str) -> Report:
+    """Pip's report of what it would install."""
     words = [
         "install",
         "--dry-run",
@@ -45,10 +52,11 @@ def main() -> None:
         "-",
         "-c",
         "constraints.txt",
-        ".[dev]",
+        wanted,
     ]
     found = subprocess.run([sys.executable, "-m", "pip", *words], cwd=ROOT, stdout=subprocess.PIPE, check=True)  # noqa: S603
-    Path(sys.argv[1]).write_text(lock(json.loads(found.stdout)), encoding="utf-8")
+    report: Report = json.loads(found.stdout)
+    return report
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
@@ -46,8 +47,17 @@ def test_every_locked_package_has_a_hash() -> None:
     assert [line for line in lines if not re.fullmatch(r"[\w.-]+==\S+ --hash=sha256:[0-9a-f]{64}", line)] == []
 
 
+def test_the_core_is_a_part_of_the_lock_and_all_that_the_project_itself_asks_for() -> None:
+    core, lock = ((ROOT / f"requirements-{name}.txt").read_text("utf-8").splitlines() for name in ("core", "lock"))
+    assert set(core) < set(lock), "after a change of a dependency: make lock"
+    asked = [re.match(r"[\w.-]+", text) for text in requires("mri-alm") or () if "extra ==" not in text]
+    needed = {canonical(match[0]) for match in asked if match} - {"torch"}
+    assert needed <= pins("requirements-core.txt").keys()
+    assert pins("requirements-core.txt").keys().isdisjoint({"mlflow", "ray", "mkdocs", "pytest", "onnx", "pandas"})
+
+
 def test_one_script_installs_everywhere() -> None:
-    assert "docker/install.sh $(VENV)" in (ROOT / "Makefile").read_text("utf-8")
+    assert (ROOT / "Makefile").read_text("utf-8").count("docker/install.sh $(VENV)") == 2
     assert "docker/install.sh /opt/venv" in DOCKERFILE
     assert "make --keep-going" in (ROOT / ".ci" / "run").read_text("utf-8")
     assert INSTALL.count("--require-hashes --no-deps") == 2

@@ -9,14 +9,13 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from fire.parser import DefaultParseValue
 from monai.bundle import ConfigParser
 from monai.bundle.properties import InferProperties, TrainProperties
 from monai.bundle.reference_resolver import ReferenceResolver
@@ -32,10 +31,10 @@ from mri_alm.bundle.settings import (
     MARKS,
     RENAMED_SETTINGS,
     SETTINGS,
-    Setting,
     check_values,
     current_names,
     profile,
+    read_words,
     settle,
 )
 from mri_alm.errors import InputError, did_you_mean
@@ -99,21 +98,6 @@ def typed_words(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def read_words(words: Mapping[str, str]) -> dict[str, Any]:
-    """The settings among typed words, each as its kind takes it (:meth:`Setting.typed`).
-
-    Raises:
-        InputError: If MONAI would not take a word for the value that was meant.
-    """
-    check_words(words)
-    settings = {name: setting for name in words if (setting := _setting(name))}
-    return {name: setting.typed(words[name], DefaultParseValue(words[name])) for name, setting in settings.items()}
-
-
-def _setting(name: str) -> Setting | None:
-    return SETTINGS.get(RENAMED_SETTINGS.get(name, name))
-
-
 def rename_settings(config: dict[str, Any]) -> None:
     """Understand the old spelling of a setting, and say the new one."""
     found = [old for old in RENAMED_SETTINGS if old in config and RENAMED_SETTINGS[old] in referenced(config)]
@@ -137,31 +121,6 @@ def own_tracking(config: dict[str, Any]) -> None:
     for name in ("output_dir", "experiment_name", "run_name", "is_not_rank0"):
         config.pop(name, None)
     config |= {"tracking": "mlflow", "save_execute_config": False}
-
-
-def check_words(words: Mapping[str, str]) -> None:
-    """Refuse words of the command line that MONAI would not take for the text that was meant.
-
-    It drops ``None`` and keeps the config's own value, in silence; takes what begins with ``$``, ``@`` or ``%`` for
-    code, a reference or a file; and changes ``#``.
-
-    Args:
-        words: From :func:`typed_words`.
-
-    Raises:
-        InputError: Naming the setting.
-    """
-    for name, word in words.items():
-        setting = _setting(name)
-        if word == "None":
-            raise InputError(f"MONAI ignores --{name} None. Write --{name} '$None' instead.")
-        if setting and word[:1] in MARKS and word != "$None":
-            raise InputError(
-                f"--{name} begins with {word[0]}, which MONAI takes for {MARKS[word[0]]}, and a setting is a value. "
-                f"Write the value; a file or folder of that name as ./{word}."
-            )
-        if setting and setting.kind == "text" and "#" in word:
-            raise InputError(f"--{name} holds #, which MONAI changes into ::. Choose a value without it.")
 
 
 def check_device(parser: ConfigParser) -> None:

@@ -14,8 +14,8 @@ from safetensors.torch import save as serialised
 
 from mri_alm.bundle.checkpoints import save_tensors
 from mri_alm.bundle.run_folder import RunFolder
-from mri_alm.bundle.settings import PRIVATE_SETTINGS, SETTINGS
-from mri_alm.bundle.shipped import configs_folder, shipped_config
+from mri_alm.bundle.settings import PRIVATE_SETTINGS, SETTINGS, configs_folder
+from mri_alm.bundle.shipped import shipped_config
 from mri_alm.bundle.trained_run import Ensemble, MeanLogit, TrainedRun
 from mri_alm.cohort.protocol import trained_in_words, training_note
 from mri_alm.errors import InputError

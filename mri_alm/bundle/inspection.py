@@ -13,8 +13,8 @@ from monai.bundle import ConfigParser
 
 from mri_alm.bundle.export import inference_config
 from mri_alm.bundle.run_folder import RunFolder
-from mri_alm.bundle.settings import PRIVATE_SETTINGS
-from mri_alm.bundle.shipped import FORMS, check_bounds, configs_folder, differences, settings_in, shipped_config
+from mri_alm.bundle.settings import PRIVATE_SETTINGS, configs_folder
+from mri_alm.bundle.shipped import FORMS, check_bounds, differences, settings_in, shipped_config
 from mri_alm.bundle.trained_run import TrainedRun
 from mri_alm.errors import InputError
 from mri_alm.runtime.files import read_file, shown

@@ -12,7 +12,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
 from mri_alm.errors import InputError
@@ -217,6 +216,13 @@ KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
+def configs_folder() -> Path:
+    """Where the shipped configs lie: in an installed package beside its rooms, in a checkout beside the package."""
+    package = Path(__file__).parents[1]
+    inside = package / "configs"
+    return inside if inside.is_dir() else package.parent / "configs"
+
+
 def _read() -> dict[str, dict[str, Setting]]:
     table = yaml.safe_load(Path(__file__).with_name("settings.yaml").read_text("utf-8"))
     return {
@@ -300,7 +306,8 @@ def check_values(config: Mapping[str, Any]) -> None:
     features = config.get("features")
     for name in ("size", "resolution"):
         size = config.get(name)
-        if isinstance(features, list) and size is not None and np.min(size) < 2 ** len(features):
+        least = min(size) if isinstance(size, (list, tuple)) else size
+        if isinstance(features, list) and isinstance(least, (int, float)) and least < 2 ** len(features):
             raise InputError(
                 f"{name} must be at least {2 ** len(features)}, as each of {len(features)} stages halves it: {size}."
             )
@@ -309,3 +316,45 @@ def check_values(config: Mapping[str, Any]) -> None:
     split = config.get("only_split")
     if split is not None and config["splits"] != "loo" and split >= config["splits"]:
         raise InputError(f"only_split must be a whole number below splits = {config['splits']}, got {split}.")
+
+
+def read_words(words: Mapping[str, str]) -> dict[str, Any]:
+    """The settings among typed words, each as its kind takes it (:meth:`Setting.typed`).
+
+    Raises:
+        InputError: If MONAI would not take a word for the value that was meant.
+    """
+    from fire.parser import DefaultParseValue
+
+    check_words(words)
+    settings = {name: setting for name in words if (setting := _setting(name))}
+    return {name: setting.typed(words[name], DefaultParseValue(words[name])) for name, setting in settings.items()}
+
+
+def _setting(name: str) -> Setting | None:
+    return SETTINGS.get(RENAMED_SETTINGS.get(name, name))
+
+
+def check_words(words: Mapping[str, str]) -> None:
+    """Refuse words of the command line that MONAI would not take for the text that was meant.
+
+    It drops ``None`` and keeps the config's own value, in silence; takes what begins with ``$``, ``@`` or ``%`` for
+    code, a reference or a file; and changes ``#``.
+
+    Args:
+        words: From :func:`typed_words`.
+
+    Raises:
+        InputError: Naming the setting.
+    """
+    for name, word in words.items():
+        setting = _setting(name)
+        if word == "None":
+            raise InputError(f"MONAI ignores --{name} None. Write --{name} '$None' instead.")
+        if setting and word[:1] in MARKS and word != "$None":
+            raise InputError(
+                f"--{name} begins with {word[0]}, which MONAI takes for {MARKS[word[0]]}, and a setting is a value. "
+                f"Write the value; a file or folder of that name as ./{word}."
+            )
+        if setting and setting.kind == "text" and "#" in word:
+            raise InputError(f"--{name} holds #, which MONAI changes into ::. Choose a value without it.")

@@ -16,7 +16,7 @@ from typing import Any, cast
 from monai.bundle import ConfigParser
 
 from mri_alm.bundle.old_runs import canonical, same_part
-from mri_alm.bundle.settings import SETTINGS, current_names, is_data
+from mri_alm.bundle.settings import SETTINGS, configs_folder, current_names, is_data
 from mri_alm.errors import InputError
 from mri_alm.runtime.files import read_json, shown
 
@@ -30,13 +30,6 @@ _SHOWN, _LONGEST = 20, 160
 _ABSENT = object()
 
 
-def configs_folder() -> Path:
-    """Where the shipped configs lie: in an installed package beside its rooms, in a checkout beside the package."""
-    package = Path(__file__).parents[1]
-    inside = package / "configs"
-    return inside if inside.is_dir() else package.parent / "configs"
-
-
 def shipped_config(*names: str) -> dict[str, Any]:
     """One of the shipped configs, or one with its overlays, as MONAI reads it, every part in its place.
 
@@ -45,22 +38,27 @@ def shipped_config(*names: str) -> dict[str, Any]:
     """
     folder = configs_folder()
     config: dict[str, Any] = ConfigParser.load_config_files([str(folder / f"{name}.json") for name in names])
-    return cast(dict[str, Any], _with_parts(config, folder))
+    return cast(dict[str, Any], with_parts(config, folder))
 
 
-def _with_parts(value: Any, folder: Path) -> Any:
-    """A config with every macro replaced by what it stands for: a file of ``configs/parts``, or one entry of it."""
+def with_parts(value: Any, folder: Path) -> Any:
+    """A config with every macro replaced by what it stands for: a file of the shipped parts, or an entry of one.
+
+    Args:
+        value: A config, or a piece of one, as it is read.
+        folder: :func:`mri_alm.bundle.settings.configs_folder`.
+    """
     if isinstance(value, dict):
-        return {key: _with_parts(inner, folder) for key, inner in value.items()}
+        return {key: with_parts(inner, folder) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_with_parts(inner, folder) for inner in value]
+        return [with_parts(inner, folder) for inner in value]
     if not (isinstance(value, str) and value.startswith("%configs/")):
         return value
     path, *entries = value.removeprefix("%configs/").split("::")
     part = read_json(folder / path)
     for entry in entries:
         part = part[entry]
-    return _with_parts(part, folder)
+    return with_parts(part, folder)
 
 
 def differences(config: Mapping[str, Any], shipped: Mapping[str, Any]) -> list[str]:

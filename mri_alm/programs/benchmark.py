@@ -1,7 +1,8 @@
 """Train and print a table, the paper's or MedMNIST's: our numbers beside the printed ones, with intervals and the null.
 
-    python pipelines/benchmark.py --table cifar10_binary_100 --protocol quick --data data/cifar
-    python pipelines/benchmark.py --table vessel --protocol official --data data/medmnist
+Examples:
+  mri-alm benchmark --table cifar10_binary_100 --protocol quick --data data/cifar
+  mri-alm benchmark --table vessel --protocol official --data data/medmnist
 
 Goes on from whatever is finished; --report-only trains nothing. Writes results/TABLE/PROTOCOL/METHOD/split_k.json and
 table.md, table.csv, figure.png beside them. Exit status: 0 done, 2 the input cannot be used.
@@ -34,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--data", type=Path, help="folder of the images (default: data/cifar or data/medmnist)")
     found.add_argument("--results", type=Path, default=Path("results"))
     found.add_argument("--runs", type=Path, default=Path("runs/benchmark"), help="checkpoints")
-    found.add_argument("--tuned", type=Path, help="configs/tuned.json, as pipelines/sweep.py writes it")
+    found.add_argument("--tuned", type=Path, help="configs/tuned.json, as mri-alm sweep writes it")
     found.add_argument("--report-only", action="store_true", help="train nothing")
     found.add_argument("--workers", type=int, default=1, help="models trained at once (default 1)")
     found.add_argument("--backend", default="loky", choices=["loky", "ray"], help="processes of this machine, or Ray")

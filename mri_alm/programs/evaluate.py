@@ -1,8 +1,9 @@
 r"""Scores and labels in; figures with intervals, subgroups, comparisons and a report out.
 
-    python pipelines/evaluate.py --scores scores.csv --labels labels.csv --output OUT
-    python pipelines/evaluate.py --scores ALM=a/scores.csv BCE=b/scores.csv --labels cohort/manifest.csv \
-        --run runs/prostate_alm --group-by vendor field_strength --output OUT
+Examples:
+  mri-alm evaluate --scores scores.csv --labels labels.csv --output OUT
+  mri-alm evaluate --scores ALM=a/scores.csv BCE=b/scores.csv --labels cohort/manifest.csv \
+      --run runs/prostate_alm --group-by vendor field_strength --output OUT
 
 Writes evaluation.json, tables/ (CSV, JSON, LaTeX) and report.html, one file for any browser. docs/report.md explains
 how to read it. Exit status: 0 done, 2 the input cannot be used. Research use only.
@@ -10,12 +11,14 @@ how to read it. Exit status: 0 done, 2 the input cannot be used. Research use on
 
 import argparse
 import sys
+import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
 from mri_alm.errors import InputError
 from mri_alm.runtime.atomic import private_files, sweep
 from mri_alm.runtime.console import tolerate_any_letter
+from mri_alm.runtime.interruption import user_errors
 from mri_alm.runtime.locks import exclusive_lock
 
 
@@ -89,4 +92,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"{summary(evaluation)}\nWritten: {options.output}/evaluation.json, tables/, report.html (open in a browser)")
+    return 0
+
+
+REPORT = """What a finished training found, in words, and where its page is.
+
+examples:
+  mri-alm report runs/prostate_alm
+  mri-alm report runs/prostate_alm --open     # also opens the page in a browser
+
+exit status: 0 done, 2 the training is not finished
+"""
+
+
+def report_parser() -> argparse.ArgumentParser:
+    """Of ``mri-alm report``."""
+    found = argparse.ArgumentParser(description=REPORT, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("run", type=Path, metavar="RUN", help="its folder")
+    found.add_argument("--open", action="store_true", help="open report.html in a browser")
+    return found
+
+
+def report_main(arguments: Sequence[str] | None = None) -> int:
+    """Show the closing text of a run; the exit status."""
+    tolerate_any_letter()
+    options = report_parser().parse_args(arguments)
+    with user_errors():
+        from mri_alm.bundle.run_folder import RunFolder, read_run
+        from mri_alm.runtime.files import read_json
+
+        record, run = read_run(options.run), RunFolder(options.run)
+        from mri_alm.training.run import closing_text
+
+        print(closing_text(run, read_json(run.metrics), record.point, len(record.checkpoints)))
+    if options.open and not webbrowser.open(run.report.resolve().as_uri()):
+        print(f"error: no browser could be opened. Open {run.report} yourself.", file=sys.stderr)
+        return 2
     return 0

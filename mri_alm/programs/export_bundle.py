@@ -1,6 +1,7 @@
 """Share a trained ensemble: a bundle as MONAI's model zoo wants it, without anything that points to patients.
 
-    python pipelines/export_bundle.py --model runs/prostate_alm --output prostate_dce_bundle
+Example:
+  mri-alm export --model runs/prostate_alm --output prostate_dce_bundle
 
 Writes configs (inference.json, metadata.json), models (safetensors, and model.pt for MONAI's own programs), threshold,
 docs and LICENSE. docs/zoo.md shows how MONAI verifies it and exports it to TorchScript and ONNX. The licence is that of

@@ -1,7 +1,8 @@
 """What would a MONAI bundle or a run folder execute? Listed without anything of it being run.
 
-    python pipelines/inspect_bundle.py BUNDLE_OR_RUN_FOLDER
-    python pipelines/inspect_bundle.py configs/prostate_alm.json
+Examples:
+  mri-alm inspect BUNDLE_OR_RUN_FOLDER
+  mri-alm inspect configs/prostate_alm.json
 
 Of mri-alm's own configs the settings are shown that are not the shipped ones. Every other file is listed with each
 place where it differs, and with each callable, expression and file that it names. Nothing says that the rest of such a
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     print(
         f"{len(others)} of {len(files)} files are somebody's program. `monai.bundle run` executes it with your rights, "
-        "also what is not listed here; score.py refuses such a run without --trust.",
+        "also what is not listed here; `mri-alm score` refuses such a run without --trust.",
         file=sys.stderr,
     )
     return 1

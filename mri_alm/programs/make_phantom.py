@@ -1,6 +1,7 @@
 """Write a cohort of synthetic prostate exams with a manifest, for trying out the whole job without patient data.
 
-    python pipelines/make_phantom.py cohorts/phantom --train 270 --test 90
+Example:
+  mri-alm phantom data/phantom --train 270 --test 90
 
 No number from it is a clinical one. Starting a stopped command again completes the cohort.
 """

@@ -1,8 +1,9 @@
 """From any export to a checked cohort: DICOM trees, NIfTI / MHA / NRRD, public archives -> manifest, images, QC page.
 
-    python pipelines/prepare_cohort.py --input EXPORT --labels labels.csv --output COHORT
-    python pipelines/prepare_cohort.py --input EXPORT --labels labels.csv --output COHORT --dry-run
-    python pipelines/prepare_cohort.py --check COHORT
+Examples:
+  mri-alm prepare --input EXPORT --labels labels.csv --output COHORT --dry-run
+  mri-alm prepare --input EXPORT --labels labels.csv --output COHORT
+  mri-alm check COHORT
 
 docs/cohort.md explains the label table, the rules file, every output and every error. Exit status: 0 all studies can be
 used, 2 some cannot (the rest are written) or the input cannot be used; --check: 0 safe to train on, 2 not.
@@ -93,3 +94,25 @@ def _order(options: argparse.Namespace) -> Any:
         salt_file=options.salt_file,
         allow_outside_paths=options.allow_outside_paths,
     )
+
+
+CHECK = """Look for faults in a prepared cohort: patients on both sides of the split, copies, missing labels and files.
+
+example:
+  mri-alm check data/mine
+
+exit status: 0 safe to train on, 2 not
+"""
+
+
+def check_parser() -> argparse.ArgumentParser:
+    """Of ``mri-alm check``."""
+    found = argparse.ArgumentParser(description=CHECK, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("cohort", metavar="COHORT", help="its folder, with manifest.csv")
+    return found
+
+
+def check_main(arguments: Sequence[str] | None = None) -> int:
+    """Check; the exit status."""
+    tolerate_any_letter()
+    return main(["--check", check_parser().parse_args(arguments).cohort])

@@ -1,7 +1,8 @@
 """Score new exams with a trained ensemble: DCE needed or not, at a threshold fixed before.
 
-    python pipelines/score.py --model runs/prostate_alm --input FOLDER_OR_MANIFEST.csv --output OUT
-    python pipelines/score.py ... --calibration CALIBRATION/scores.csv --labels calibration.csv --alpha 0.1 --eps 0.1
+Examples:
+  mri-alm score --model runs/prostate_alm --input FOLDER_OR_MANIFEST.csv --output OUT
+  mri-alm score ... --calibration CALIBRATION/scores.csv --labels calibration.csv --alpha 0.1 --eps 0.1
 
 Without --calibration the threshold is that of training, which is approximate. With it, the chance that the threshold
 misses more than a share --alpha of the patients who need DCE is at most --eps; with too few positives everyone is
@@ -74,7 +75,7 @@ def _score(overrides: dict[str, Any], key_file: Path | None) -> bool:
     """Whether some exams could not be scored."""
     from monai.bundle import ConfigWorkflow
 
-    from mri_alm.bundle.shipped import configs_folder
+    from mri_alm.bundle.settings import configs_folder
     from mri_alm.scoring.new_exams import is_manifest, key_table
 
     output, place = overrides["output"], overrides["input"]

@@ -1,8 +1,9 @@
 """The paper's staged search on validation metrics: common settings, the loss's value, mu0 and rho, delta.
 
-    python pipelines/sweep.py --table cifar10_binary_100 --protocol quick --methods alm_bce --runs 3 --data data/cifar
+Example:
+  mri-alm sweep --table cifar10_binary_100 --protocol quick --methods alm_bce --runs 3 --data data/cifar
 
-Writes configs/tuned.json, which pipelines/benchmark.py takes with --tuned. Stop it and start it again: it goes on.
+Writes configs/tuned.json, which `mri-alm benchmark` takes with --tuned. Stop it and start it again: it goes on.
 The trainings of a stage run on --workers; several processes, also on other machines, share a search when all are
 given the same --runs-dir.
 """

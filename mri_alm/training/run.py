@@ -372,7 +372,7 @@ def closing_text(run: RunFolder, metrics: dict[str, Any], point: Any, members: i
             f"  On the test cohort it misses {at['false_negatives']} of {test['positives']}, spares {at['spared']} of "
             f"{test['positives'] + test['negatives']} the contrast, asks for it needlessly in {at['false_positives']}."
         ]
-    lines += ["", f"Score new exams: python pipelines/score.py --model {run.path} --input DICOM_FOLDER --output OUT"]
+    lines += ["", f"Score new exams: mri-alm score --model {run.path} --input DICOM_FOLDER --output OUT"]
     written = [run.threshold, run.metrics, *([run.held_out] if point.n_positive else []), run.splits, run.config]
     written += [run.scores] if test else []
     files = ", ".join(path.name for path in written)

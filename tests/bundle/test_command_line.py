@@ -15,8 +15,8 @@ from monai.bundle.scripts import create_workflow
 from programs import load_program
 from small_cohort import CONFIG, SETTINGS, workflow
 
-from mri_alm.bundle.config import check_device, read_words, typed_words
-from mri_alm.bundle.settings import check_values, settle
+from mri_alm.bundle.config import check_device, typed_words
+from mri_alm.bundle.settings import check_values, read_words, settle
 from mri_alm.errors import InputError
 
 DECOMPOSED = "Zu\u0308rich"  # Python's parser composes it: another folder
