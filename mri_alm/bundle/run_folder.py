@@ -76,6 +76,7 @@ class RunFolder:
             self.path / f"{name}.csv" for name in ("scores", "heldout", "splits")
         )
         self.report, self.lock = self.path / "report.html", self.path / ".lock"
+        self.log = self.path / "run.log"
         self.mlflow_ids, self.mlflow_store = self.path / "mlflow.json", self.path / "mlflow.db"
         self.mlflow_artifacts = self.path / "mlflow_artifacts"
 

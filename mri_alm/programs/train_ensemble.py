@@ -107,15 +107,14 @@ def words_in(file: Path) -> dict[str, str]:
         mark = getattr(error, "problem_mark", None)
         place = f"at line {mark.line + 1} it" if mark else "it"
         raise InputError(f"--config {file}: {place} is not YAML. It takes lines such as max_epochs: 20") from None
-    table = node is None or isinstance(node, yaml.MappingNode)
-    if (
-        len(content) > LONGEST
-        or not table
-        or any(not isinstance(key, yaml.ScalarNode) for key, _ in (node.value if node else ()))
-    ):
+    lines = node.value if isinstance(node, yaml.MappingNode) else ()
+    odd = (node is not None and not isinstance(node, yaml.MappingNode)) or any(
+        not isinstance(key, yaml.ScalarNode) for key, _ in lines
+    )
+    if len(content) > LONGEST or odd:
         raise InputError(f"--config {file}: it must hold a line a setting, such as max_epochs: 20")
     words: dict[str, str] = {}
-    for key, value in node.value if node else ():
+    for key, value in lines:
         name = str(key.value).replace("-", "_")
         if name in words:
             raise InputError(f"--config {file}: line {key.start_mark.line + 1}: {name} is there twice. Keep one.")

@@ -253,7 +253,8 @@ class EpochEnd:
             )
 
     def _write(self, engine: Engine, report: dict[str, float], better: bool) -> None:
-        logger.info("  ".join(f"{name} {value:.4g}" for name, value in report.items()))
+        text = "  ".join(f"{name} {value:.4g}" for name, value in report.items())
+        logging.getLogger("mri_alm.figures").info("%s  %s", self.files.name, text)
         if self.selection.exhausted(engine.state.epoch):
             logger.info("No better epoch for %d: stopped.", self.selection.patience)
         if better:

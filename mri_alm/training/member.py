@@ -2,6 +2,8 @@
 
 import contextlib
 import logging
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from mri_alm.bundle.run_folder import RunFolder
 from mri_alm.bundle.trained_run import load_member
 from mri_alm.cohort.manifest import Cohort
 from mri_alm.errors import InputError
-from mri_alm.runtime.atomic import sweep
+from mri_alm.runtime.atomic import explain_os_errors, sweep
 from mri_alm.runtime.files import DamagedFileError, read_json, sha256, write_json
 from mri_alm.runtime.interruption import reached
 from mri_alm.runtime.locks import exclusive_lock
@@ -27,6 +29,7 @@ from mri_alm.runtime.progress import progress_bar
 from mri_alm.runtime.tables import write_csv
 
 logger = logging.getLogger("mri_alm")
+figures = logging.getLogger("mri_alm.figures")  # of every epoch, as mri_alm.training.engine writes them
 
 History = list[dict[str, float]]
 Progress = Callable[[History], None]
@@ -210,6 +213,8 @@ def claimed(
                     refuse_other_settings(run, config)  # another process may have claimed it meanwhile
                     write_run_config(run, config)
                     after()
+        if process_rank() == 0:
+            held.enter_context(run_log(run))
         yield held
 
 
@@ -226,16 +231,90 @@ def train_in_turn(
         watch: Called with each split and its epochs so far.
     """
     todo, epochs = splits_to_train(config), config["max_epochs"]
-    with progress_bar("train", len(todo) * epochs, "epoch", shown=process_rank() == 0) as bar:
+    begin, before = time.monotonic(), 0
+    with progress_bar("train", len(todo) * epochs, "epoch", shown=process_rank() == 0 and sys.stderr.isatty()) as bar:
         for number, split in enumerate(todo):
+            histories: list[History] = []  # what an earlier start left, then after every epoch of this one
 
-            def progress(history: History, start: int = number * epochs, split: int = split) -> None:
-                bar.update(start + len(history) - bar.n)
-                bar.set_description(f"split {split}")
+            def progress(history: History, number: int = number, split: int = split, seen: Any = histories) -> None:
+                nonlocal before
+                bar.update(number * epochs + len(history) - bar.n)
                 reached(lambda: f"{f'after epoch {len(history)}' if history else 'in epoch 1'} of split {split}")
-                if history:
-                    name, metric = list(history[-1].items())[1]  # after the epoch's number
-                    bar.set_postfix({"validation" if name.startswith("val_") else name: round(metric, 3)})
+                if not seen:
+                    before += len(history)
+                elif process_rank() == 0:
+                    done = number * epochs + len(history)
+                    rate = (time.monotonic() - begin) / max(1, done - before)
+                    left = rate * (len(todo) * epochs - done)
+                    logger.info("%s", epoch_line(history, f"split {split + 1}/{config['splits']}", epochs, left))
+                seen.append(history)
                 watch(split, history)
 
             train(split, progress)
+            before += epochs - len(histories[-1]) if histories else 0  # those that patience spared
+            if process_rank() == 0 and histories and histories[-1]:
+                logger.info("%s", split_line(histories[-1], f"split {split + 1}/{config['splits']}"))
+
+
+def epoch_line(history: History, title: str, epochs: int, left: float) -> str:
+    """What an epoch came to, for the terminal.
+
+    Args:
+        history: Reports of the epochs so far; the last one is told.
+        title: Which split, of how many.
+        epochs: Of a split, at most.
+        left: Seconds that all the rest takes.
+    """
+    report = history[-1]
+    (name, metric), total = list(report.items())[1], report.get("base_loss", 0.0) + report.get("alm_term", 0.0)
+    parts = [title, f"epoch {len(history)}/{epochs}", f"{metric_name(name)} {metric:.3f}"]
+    if total > 0:
+        parts.append(f"constraint {100 * report['alm_term'] / total:.0f} % of loss")
+    unit, size = next((one for one in (("h", 3600), ("min", 60)) if left >= 1.5 * one[1]), ("s", 1))
+    return "  ".join([*parts, f"{left / size:.0f} {unit} left"])
+
+
+def split_line(history: History, title: str) -> str:
+    """What a split came to, for the terminal: its highest validation metric, whichever epoch's weights are kept."""
+    name = list(history[0])[1]
+    best = max(history, key=lambda report: report[name])
+    highest = f"highest {metric_name(name)} {best[name]:.3f} in epoch {best['epoch']:.0f}"
+    return f"{title}  trained: {len(history)} epochs, {highest}"
+
+
+def metric_name(name: str) -> str:
+    """A metric's name in a report, in words."""
+    return name.replace("_", " ").replace("auc", "AUC")
+
+
+@contextlib.contextmanager
+def run_log(run: RunFolder) -> Iterator[None]:
+    """What is logged meanwhile stands in the run folder too, with every figure of every epoch; no patient is named.
+
+    Args:
+        run: The folder, which exists.
+
+    Raises:
+        InputError: If the file is a link, or cannot be written.
+    """
+    if run.log.is_symlink():
+        raise InputError(f"{run.log} is a link, which may lead to another file of yours. Remove it.")
+    with explain_os_errors(run.path):
+        handler = logging.FileHandler(run.log, encoding="utf-8")
+    handler.handleError = lambda _: None  # type: ignore[method-assign]  # a full disk: the run's own files say so
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setLevel(logging.INFO)
+    loggers = (logger, figures)
+    before = [(one.level, one.propagate) for one in loggers]
+    for one in loggers:
+        one.addHandler(handler)
+        one.setLevel(logging.INFO)
+    figures.propagate = False  # the terminal has a line of few words in their place
+    try:
+        yield
+    finally:
+        for one, (level, propagate) in zip(loggers, before, strict=True):
+            one.removeHandler(handler)
+            one.setLevel(level)
+            one.propagate = propagate
+        handler.close()

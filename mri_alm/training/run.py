@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -49,7 +50,7 @@ from mri_alm.runtime.progress import progress_bar
 from mri_alm.runtime.pseudonyms import state_folder
 from mri_alm.runtime.tables import read_table, write_csv
 from mri_alm.runtime.tasks import Pool, TaskResult, run_tasks
-from mri_alm.training.member import Member, SplitTraining, claimed, splits_to_train, train_in_turn
+from mri_alm.training.member import Member, SplitTraining, claimed, split_line, splits_to_train, train_in_turn
 from mri_alm.training.tracking import MlflowRun, check_tracking, tracking
 
 logger = logging.getLogger("mri_alm")
@@ -191,15 +192,18 @@ class TrainingRun:
     def _train_as_tasks(self, tracker: MlflowRun | None) -> None:
         todo, epochs = splits_to_train(self.config), self.config["max_epochs"]
         failed: list[TaskResult] = []
-        with progress_bar("train", len(todo) * epochs, "epoch") as bar:
+        with progress_bar("train", len(todo) * epochs, "epoch", shown=sys.stderr.isatty()) as bar:
             reached(lambda: f"with {bar.n // epochs} of {len(todo)} splits trained")
             for outcome in run_tasks(self.splits, todo, self.pool):
                 bar.update(epochs)
                 if outcome.error:
                     logger.error("Split %s failed: %s", outcome.item, outcome.error)
                     failed.append(outcome)
-                elif tracker:
-                    tracker.epochs(outcome.item, self.splits.record(outcome.item)["epochs"])
+                else:
+                    history = self.splits.record(outcome.item)["epochs"]
+                    logger.info("%s", split_line(history, f"split {outcome.item + 1}/{self.config['splits']}"))
+                    if tracker:
+                        tracker.epochs(outcome.item, history)
         for outcome in sorted(failed, key=lambda one: not one.trace):  # a bug shows its traceback
             outcome.get()
 

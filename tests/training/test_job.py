@@ -47,7 +47,7 @@ def test_files_of_a_run(trained: Path) -> None:
     names = {path.name for path in trained.iterdir()}
     assert names == {
         "config.json", "splits.csv", "heldout.csv", "threshold.json", "scores.csv", "metrics.json", "report.html",
-        "protocol.json",
+        "protocol.json", "run.log",
         *(f"split_{k}" for k in SPLITS),
     }  # fmt: skip
     for k in SPLITS:
@@ -207,6 +207,7 @@ def test_a_finished_run_trains_nothing_again(manifest: Path, run: Path, no_train
     for files in (before, after):
         files.pop("config.json")  # names the folder, which is a copy here
         files.pop("report.html")  # shows that file's digest
+        files.pop("run.log")  # tells of both starts
     assert {name: content for name, (_, content) in after.items()} == {n: c for n, (_, c) in before.items()}
     for name in before:
         if name.startswith("split_"):
