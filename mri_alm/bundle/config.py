@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from importlib.metadata import version
 from pathlib import Path

@@ -287,6 +287,11 @@ def metric_name(name: str) -> str:
     return name.replace("_", " ").replace("auc", "AUC")
 
 
+class _LogFile(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name that logging calls
+        """A full disk stops no training here: the run's own files say so."""
+
+
 @contextlib.contextmanager
 def run_log(run: RunFolder) -> Iterator[None]:
     """What is logged meanwhile stands in the run folder too, with every figure of every epoch; no patient is named.
@@ -300,8 +305,7 @@ def run_log(run: RunFolder) -> Iterator[None]:
     if run.log.is_symlink():
         raise InputError(f"{run.log} is a link, which may lead to another file of yours. Remove it.")
     with explain_os_errors(run.path):
-        handler = logging.FileHandler(run.log, encoding="utf-8")
-    handler.handleError = lambda _: None  # type: ignore[method-assign]  # a full disk: the run's own files say so
+        handler = _LogFile(run.log, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     handler.setLevel(logging.INFO)
     loggers = (logger, figures)
