@@ -11,6 +11,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from mri_alm.bundle.run_folder import model_digest
 from mri_alm.cohort.manifest import RENAMED_COLUMNS
 from mri_alm.cohort.names import by_number, likely_cause, loosely, tidy
 from mri_alm.cohort.protocol import BELOW_GATE
@@ -234,13 +235,15 @@ def refuse_another_model(path: Path, run: Path, checkpoints: Mapping[str, str]) 
     """
     report, threshold = path.with_name("report.json"), path.with_name("threshold.json")
     if report.is_file():
-        found = Fields(str(report), read_json(report)).object("model").object("checkpoints_sha256").content
+        model = Fields(str(report), read_json(report)).object("model")
+        one = "sha256" in model.content  # as a log of decisions names its model
+        found = model.text("sha256") if one else model_digest(model.object("checkpoints_sha256").content)
     elif threshold.is_file():
-        found = Fields(str(threshold), read_json(threshold)).object("checkpoints").content
+        found = model_digest(Fields(str(threshold), read_json(threshold)).object("checkpoints").content)
     else:
         logger.warning("Calibration: nothing beside %s tells which model gave its scores; it must be %s.", path, run)
         return
-    if found != checkpoints:
+    if found != model_digest(checkpoints):
         raise InputError(f"{path} holds scores of another model. Score the calibration cohort with {run}.")
 
 

@@ -4,6 +4,10 @@ Examples:
   mri-alm evaluate --scores scores.csv --labels labels.csv --output OUT
   mri-alm evaluate --scores ALM=a/scores.csv BCE=b/scores.csv --labels cohort/manifest.csv \
       --run runs/prostate_alm --group-by vendor field_strength --output OUT
+  mri-alm evaluate --log decisions.csv --labels outcomes.csv --output OUT
+
+With --log the exams are those of score --log whose outcome is known; OUT/scores.csv and OUT/labels.csv are then a cohort
+for score --calibration.
 
 Writes evaluation.json, tables/ (CSV, JSON, LaTeX) and report.html, one file for any browser. docs/report.md explains
 how to read it. Exit status: 0 done, 2 the input cannot be used. Research use only.
@@ -41,7 +45,9 @@ def named_files(texts: Sequence[str]) -> dict[str, Path]:
 def parser() -> argparse.ArgumentParser:
     """Its command line."""
     found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--scores", nargs="+", required=True, metavar="[NAME=]FILE", help="scores.csv of each model")
+    source = found.add_mutually_exclusive_group(required=True)
+    source.add_argument("--scores", nargs="+", metavar="[NAME=]FILE", help="scores.csv of each model")
+    source.add_argument("--log", type=Path, metavar="FILE", help="table of decisions that score.py --log wrote")
     found.add_argument("--labels", type=Path, required=True, help="CSV with study and label; a manifest will do")
     found.add_argument("--output", type=Path, required=True, help="folder to write to")
     found.add_argument("--run", type=Path, help="run folder that the first file of scores comes from")
@@ -73,10 +79,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with private_files(), exclusive_lock(options.output / ".lock"):
             sweep(options.output)
             sweep(options.output / "tables")
-            scores = named_files(options.scores)
+            labels = options.labels
+            if options.log:
+                from mri_alm.scoring.decision_log import calibration_cohort
+
+                file, labels = calibration_cohort(options.log, labels, options.output, run=options.run)
+                scores = {options.log.stem: file}
+            else:
+                scores = named_files(options.scores)
             evaluation = evaluate(
                 scores,
-                options.labels,
+                labels,
                 run=options.run,
                 calibration=tuple(options.calibration) if options.calibration else None,
                 group_by=options.group_by,

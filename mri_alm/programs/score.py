@@ -3,6 +3,7 @@
 Examples:
   mri-alm score --model runs/prostate_alm --input FOLDER_OR_MANIFEST.csv --output OUT
   mri-alm score ... --calibration CALIBRATION/scores.csv --labels calibration.csv --alpha 0.1 --eps 0.1
+  mri-alm score ... --log decisions.csv
 
 Without --calibration the threshold is that of training, which is approximate. With it, the chance that the threshold
 misses more than a share --alpha of the patients who need DCE is at most --eps; with too few positives everyone is
@@ -43,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--labels", type=Path, help="with --calibration: CSV with study, label, patient")
     found.add_argument("--alpha", type=float, help="with --calibration: largest acceptable miss rate (default 0.1)")
     found.add_argument("--eps", type=float, help="with --calibration: chance that it is larger (default 0.1)")
+    found.add_argument("--log", type=Path, metavar="FILE", help="append each decision to this table (shadow log)")
     found.add_argument("--sr", action="store_true", help="also write a pseudonymous DICOM Structured Report per exam")
     found.add_argument("--explain", type=int, default=0, metavar="N", help="explain the N exams nearest the threshold")
     found.add_argument(

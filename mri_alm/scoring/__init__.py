@@ -6,5 +6,6 @@ __getattr__, __dir__, __all__ = faces(
     __name__,
     {
         "new_exams": ["NewStudies", "check_request", "operating_point", "salt_of", "write_scores"],
+        "shift": ["Watch"],
     },
 )

@@ -40,6 +40,7 @@ from mri_alm.runtime.pseudonyms import key_secret, study_key
 from mri_alm.runtime.tables import read_table, write_csv
 from mri_alm.scoring.explain import nearest_threshold, write_explanations
 from mri_alm.scoring.page import PAGE, write_scores_page
+from mri_alm.scoring.shift import Watch
 from mri_alm.scoring.structured_report import check_highdicom, structured_report
 
 logger = logging.getLogger("mri_alm")
@@ -186,6 +187,7 @@ def write_scores(
     salt: str,
     sr: bool = False,
     explain: int = 0,
+    watch: Watch | None = None,
 ) -> None:
     """Score the prepared exams and write ``scores.csv``, ``report.json``, one picture per exam and ``index.html``.
 
@@ -198,12 +200,14 @@ def write_scores(
         salt: See :class:`NewStudies`.
         sr: Also write a DICOM Structured Report per exam (DICOM folders only).
         explain: Also explain this many exams, those nearest the threshold.
+        watch: Logs the decisions, and compares the exams with those known; None: without a log.
 
     Raises:
         InputError: If the output cannot be written.
     """
     output = Path(output)
-    scored = _decide(studies, evaluator, run, point)
+    scored, logits = _decide(studies, evaluator, run, point)
+    shift = (watch or Watch(run)).take(scored, logits, point)  # in the log before anybody can read them elsewhere
     rows = {row["study"]: row for row in scored} | _lost_rows(studies, run, output)
     table = [rows[name] for name in studies.names]
     with explain_os_errors(output):  # digests of an earlier model must not stand beside these scores, whatever happens
@@ -229,36 +233,45 @@ def write_scores(
     write_csv(output / "scores.csv", SCORE_COLUMNS, table)  # with what failed since
     reports = {name: report | {"quality": str(quality_of(report))} for name, report in studies.reports.items()}
     record = _record(run, point) | {
-        "studies": {name: reports.get(name) or {"error": studies.errors[name].code} for name in studies.names}
+        "shift": shift,
+        "studies": {name: reports.get(name) or {"error": studies.errors[name].code} for name in studies.names},
     }
     if explain and evaluator:
         chosen = nearest_threshold(scored, explain)
         record |= _explanations(studies, evaluator, run, output, chosen=chosen)
     write_json(output / "report.json", record)
-    _write_page(studies, table, run, output, point)
+    lost = [shift["in_words"]] if shift["promise"] == "lost" else []
+    _write_page(studies, table, run, output, point=point, notices=[*_model_notices(run.trained_on), *lost])
     _say(scored, studies, run, point)
+    logger.log(logging.WARNING if lost else logging.INFO, "%s", shift["in_words"])
     logger.info("Written: %s", output)
     if (output / PAGE).exists():
         logger.info("Open in a browser: %s", output / PAGE)
 
 
 def _write_page(
-    studies: NewStudies, table: Sequence[Mapping[str, Any]], run: TrainedRun, output: Path, point: OperatingPoint
+    studies: NewStudies,
+    table: Sequence[Mapping[str, Any]],
+    run: TrainedRun,
+    output: Path,
+    *,
+    point: OperatingPoint,
+    notices: Sequence[str],
 ) -> None:
     """The page of all exams; without it the scores stand all the same."""
     sheets = {name: sheet for name, sheet in studies.sheets.items() if isinstance(sheet, SliceSheet)}
     told = {"study": "page", "warnings": ""}
     with _going_on(output, told, PAGE):
         words, keyed = point.in_words(), bool(studies.sources)
-        write_scores_page(output, table, sheets, threshold=words, notices=_model_notices(run.trained_on), keyed=keyed)
+        write_scores_page(output, table, sheets, threshold=words, notices=notices, keyed=keyed)
     if told["warnings"]:
         logger.warning("%s", told["warnings"])
 
 
 def _decide(
     studies: NewStudies, evaluator: SupervisedEvaluator | None, run: TrainedRun, point: OperatingPoint
-) -> list[dict[str, Any]]:
-    """Rows of the exams that got a score; the others are noted among the errors."""
+) -> tuple[list[dict[str, Any]], NDArray[np.float64]]:
+    """Rows and members' logits of the exams that got a score; the others are noted among the errors."""
     names, logits, errors = _logits(evaluator, studies.prepared)
     studies.errors |= errors
     for name, row in zip(names, logits, strict=True):
@@ -268,7 +281,7 @@ def _decide(
     studies.prepared = [item for item in studies.prepared if item["study"] not in studies.errors]
     kept = [names[number] for number in good]
     largest, kinds = bool(run.point.folds), run.trained_on
-    return score_rows(kept, logits[good], point, studies.reports, trained_on=kinds, largest=largest)
+    return score_rows(kept, logits[good], point, studies.reports, trained_on=kinds, largest=largest), logits[good]
 
 
 def _lost_rows(studies: NewStudies, run: TrainedRun, output: Path) -> dict[str, dict[str, Any]]:
