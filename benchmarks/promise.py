@@ -148,12 +148,17 @@ class Job:
         }
 
 
-def minmax(job: Job, folds: int, rank: int, *, largest: bool = True) -> dict[str, float]:
-    """The rule; with ``largest=False`` broken on purpose: decided by the smallest score."""
+def trained_minmax(job: Job, folds: int, rank: int) -> tuple[OperatingPoint, Floats]:
+    """The threshold, and what every member says of the new exams."""
     score, members, new = job.trained(partition_splits(job.old.rows, folds=folds, seed=job.seed))
     label, held_out = job.held_out(score, members)
-    point = minmax_threshold(label, held_out, rank - 1, folds=folds)
-    return job.outcome(point, ensemble_logit(new, largest=True) if largest else new.min(1))
+    return minmax_threshold(label, held_out, rank - 1, folds=folds), new
+
+
+def minmax(job: Job, folds: int, rank: int) -> dict[str, float]:
+    """The rule: the largest score decides."""
+    point, new = trained_minmax(job, folds, rank)
+    return job.outcome(point, ensemble_logit(new, largest=True))
 
 
 def halves(job: Job) -> dict[str, dict[str, float]]:
