@@ -241,7 +241,7 @@ def write_scores(
         record |= _explanations(studies, evaluator, run, output, chosen=chosen)
     write_json(output / "report.json", record)
     lost = [shift["in_words"]] if shift["promise"] == "lost" else []
-    _write_page(studies, table, run, output, point=point, notices=[*_model_notices(run.trained_on), *lost])
+    _write_page(studies, table, output, point=point, notices=[*_model_notices(run.trained_on), *lost])
     _say(scored, studies, run, point)
     logger.log(logging.WARNING if lost else logging.INFO, "%s", shift["in_words"])
     logger.info("Written: %s", output)
@@ -252,7 +252,6 @@ def write_scores(
 def _write_page(
     studies: NewStudies,
     table: Sequence[Mapping[str, Any]],
-    run: TrainedRun,
     output: Path,
     *,
     point: OperatingPoint,
