@@ -7,6 +7,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 from conftest import ROOT
+from scipy.stats import binomtest
 
 from mri_alm.metrics import minmax_bound
 from mri_alm.runtime.files import read_json
@@ -65,12 +66,13 @@ def test_a_rule_is_what_its_scores_say(promise: ModuleType) -> None:
 def test_every_row_that_is_kept_holds_and_stands_on_the_page(promise: ModuleType) -> None:
     page = (ROOT / "docs" / "operating_point.md").read_text("utf-8")
     files = sorted((ROOT / "benchmarks" / "results" / "promise").glob("*.json"))
-    assert len(files) == 6
+    assert {"n_13", "n_20", "n_30", "n_60", "medmnist"} <= {path.stem for path in files}
     for path in files:
         for name, row in read_json(path)["rows"].items():
-            assert len(row["missed_by_cohort"]) == 200
+            if name == "half, Neyman-Pearson":  # more than 10 % missed in one of ten cohorts at most
+                assert binomtest(row["above_10_percent"], 200).proportion_ci(0.95).low <= 0.1
             if "pooled" not in name:  # it promises nothing
                 assert row["missed"] <= row["bound"] + 3 * row["error"], name
             shown = f"| {100 * row['missed']:.1f} ± {100 * row['error']:.1f} |"
-            assert name not in page or shown in page, name
-            assert promise.np.mean(row["missed_by_cohort"]) == pytest.approx(row["missed"], abs=1e-3)
+            assert row["ranks"] == [0] or shown in page, name
+            assert np.mean(row["missed_by_cohort"]) == pytest.approx(row["missed"], abs=1e-3)

@@ -62,6 +62,8 @@ ROWS = [{"warnings": ""}] * 3 + [{"warnings": f"x | {UNLIKE}: a scanner"}]
 def test_counts_are_those_of_the_beta_binomial_law() -> None:
     reference = Reference(LABEL, np.where(LABEL == 1, 0.9, 0.1), by_member=True)
     found = shift_report(reference, np.array([0.9, 0.1, 0.1, 0.2]), 0.5, ROWS)
+    many = shift_report(reference, np.full(29, 0.1), 0.5, [])
+    assert many["above_expected"] == [int(betabinom(29, 13.5, 104.5).ppf(q)) for q in (0.025, 0.975)] == [0, 8]
     law = betabinom(4, 13.5, 104.5)
     low, high = found["above_expected"]
     assert law.cdf(high) >= 0.975 > law.cdf(high - 1)
