@@ -6,8 +6,8 @@ Examples:
       --run runs/prostate_alm --group-by vendor field_strength --output OUT
   mri-alm evaluate --log decisions.csv --labels outcomes.csv --output OUT
 
-With --log the exams are those of score --log whose outcome is known; OUT/scores.csv and OUT/labels.csv are then a cohort
-for score --calibration.
+With --log the exams are those of score --log whose outcome is known; OUT/scores.csv and OUT/labels.csv are then a
+cohort for score --calibration.
 
 Writes evaluation.json, tables/ (CSV, JSON, LaTeX) and report.html, one file for any browser. docs/report.md explains
 how to read it. Exit status: 0 done, 2 the input cannot be used. Research use only.
