@@ -10,7 +10,16 @@ __getattr__, __dir__, __all__ = faces(
     {
         "config": ["check", "choose", "join"],
         "settings": ["profile"],
-        "transforms": ["CheckedCache", "LoadRegisteredExamd", "NormalizeWithinMaskd", "collate", "without_hbv"],
+        "transforms": [
+            "CheckedCache",
+            "LoadRegisteredExamd",
+            "NormalizeWithinMaskd",
+            "collate",
+            "join_sequences",
+            "split_sequences",
+            "within_masks",
+            "without_hbv",
+        ],
         "trained_run": ["Ensemble", "TrainedRun", "averaged", "of_largest"],
     },
 )

@@ -29,14 +29,15 @@ SAME_RESULTS: dict[str, tuple[frozenset[str], ...]] = {
         frozenset({"74234e98afe7498f", "3d090b5b30688f4b"}),
         frozenset({"74234e98afe7498f", "c5c87d1b680afd73"}),  # of the prostate config
     ),
-    # the splits can be a partition, which they are not in runs of before
-    "cohort_data": (frozenset({"63c92aa586e04fd2", "84c5dff89b824cef"}),),
+    # the splits can be a partition, and phantoms difficult, which they are not in runs of before
+    "cohort_data": (frozenset({"63c92aa586e04fd2", "84c5dff89b824cef", "743a5b7d050aa735"}),),
     # load and register are one transform; the report travels as it is, so batches name their collate function
     "preprocessing": (frozenset({"7c7fd62bb709a60e", "c8b8e2470f29aca4"}),),
     # later ones can also leave out high b, with a chance that is 0 in runs of before; the last one also has a schedule
-    # of the learning rate, which was constant, and a choice of optimisers, which was Adam
-    "train": (frozenset({"14b885b389488617", "549f4f9f3a1b7c4e", "d5d7581f0e751d77", "3028ab5dde8bc6c6"}),),
+    # of the learning rate, which was constant, a choice of optimisers, which was Adam, and of augmentation
+    "train": (frozenset({"14b885b389488617", "549f4f9f3a1b7c4e", "d5d7581f0e751d77", "3a269908203e2696"}),),
     "optimizer": (frozenset({"1b1467d20ab107a8", "0f12752c23257f6e"}),),
+    "augmentations": (frozenset({"74234e98afe7498f", "2fde9dace1db8c60"}),),
     "optimisers": (frozenset({"74234e98afe7498f", "d09d13630501c3b1"}),),
     "validate": (frozenset({"165075c2698e86a8", "bf1844af98c52ddc"}),),
     # the network can be another one (architecture, fusion, pooling), which it is not in runs of before

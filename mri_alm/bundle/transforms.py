@@ -201,6 +201,69 @@ def without_hbv(image: torch.Tensor) -> torch.Tensor:
     return image * image.new_tensor([1.0, 0.0, 1.0]).reshape(3, 1, 1, 1)
 
 
+def split_sequences(item: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
+    """What augmentation needs to move and change the sequences apart, and to keep what an exam does not show as it is.
+
+    Args:
+        item: With ``image`` ``(3, X, Y, Z)``, channels adc, hbv and t2, which are 0 where an exam shows nothing. There
+            is ADC where there is high b, or, in an exam without a high b, where ADC itself is not 0.
+
+    Returns:
+        The item with ``diffusion`` ``(4, X, Y, Z)``: adc, hbv, and the share of each voxel in which it was seen, 0 or
+        1, which moves with them; and ``t2`` ``(2, X, Y, Z)``: T2 and its share. Of a channel that is 0 everywhere,
+        nothing was seen.
+    """
+    image = convert_to_tensor(item["image"], track_meta=False)
+    seen = image != 0
+    diffusion = (seen[1] if seen[1].any() else seen[0]) & seen[0].any()
+    share = torch.stack([diffusion, seen[1], seen[2]]).to(image.dtype)
+    return dict(item) | {"diffusion": torch.cat([image[:2], share[:2]]), "t2": torch.cat([image[2:], share[2:]])}
+
+
+def within_masks(item: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
+    """After what moved voxels and before what changes intensities: the sequences by name.
+
+    Args:
+        item: From :func:`split_sequences`; values and shares were interpolated alike.
+
+    Returns:
+        The item with ``adc`` (0 to 1), ``hbv`` and ``t2`` (their darkest voxel 0, their brightest 1, as a factor such
+        as a coil's sensitivity acts on signals), each ``(1, X, Y, Z)``; and ``seen`` ``(3, X, Y, Z)``, true where more
+        than half of a voxel was seen. A value there is the mean of the part that was seen; elsewhere it has no meaning.
+    """
+    diffusion, t2 = (convert_to_tensor(item[key], track_meta=False) for key in ("diffusion", "t2"))
+    share = torch.cat([diffusion[2:], t2[1:]])
+    seen = share > 0.5
+    image = torch.where(seen, torch.cat([diffusion[:2], t2[:1]]) / share.clamp(min=0.5), 0.0)
+    low, high = image[1:].flatten(1).aminmax(dim=1)
+    span = torch.where(high > low, high - low, 1.0)
+    signals = (image[1:] - low[:, None, None, None]) / span[:, None, None, None]
+    return dict(item) | {"adc": image[:1], "hbv": signals[:1], "t2": signals[1:], "seen": seen}
+
+
+def join_sequences(item: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
+    """The network's input again, as preprocessing would have made it of such an exam.
+
+    Args:
+        item: From :func:`within_masks`.
+
+    Returns:
+        The item with ``image`` ``(3, X, Y, Z)``: ADC within 0 to 1, high b and T2 with mean 0 and standard deviation 1
+        where they were seen, all 0 elsewhere; without the keys of :func:`split_sequences` and :func:`within_masks`.
+    """
+    adc, hbv, t2 = (convert_to_tensor(item[key], track_meta=False) for key in ("adc", "hbv", "t2"))
+    seen = item["seen"]
+    signals, inside = torch.cat([hbv, t2]), seen[1:]
+    count = inside.flatten(1).sum(1).clamp(min=1)[:, None, None, None]
+    signals = torch.where(inside, signals, 0.0)
+    centred = torch.where(inside, signals - signals.sum((1, 2, 3), keepdim=True) / count, 0.0)
+    deviation = (centred.square().sum((1, 2, 3), keepdim=True) / count).sqrt()
+    normalised = centred / torch.where(deviation > 0, deviation, 1.0)
+    image = torch.cat([torch.where(seen[:1], adc.clamp(0, 1), 0.0), normalised])
+    apart = ("diffusion", "adc", "hbv", "t2", "seen")
+    return {key: value for key, value in item.items() if key not in apart} | {"image": image}
+
+
 class CheckedCache(PersistentDataset):
     """MONAI's ``PersistentDataset`` for dictionaries; a damaged entry is made again, and that is said.
 

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import SimpleITK as sitk  # noqa: N813
 
-from mri_alm.errors import InputError
+from mri_alm.errors import InputError, one_of
 from mri_alm.imaging.exam import PHANTOM_NOTE
 from mri_alm.imaging.image_file import write_nifti
+from mri_alm.phantom.anatomy import LESION_SIZES
 from mri_alm.phantom.dicom import write_dicom_study
 from mri_alm.phantom.study import PhantomStudy, make_study
 from mri_alm.runtime.atomic import private_files, sweep, write_atomically
@@ -51,6 +52,7 @@ def make_cohort(
     ratio: int = 8,
     seed: int = 0,
     form: str = "nifti",
+    difficulty: str = "plain",
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
     """Write a cohort of phantoms, or complete the one begun in ``folder``; a complete one is left as it is.
@@ -62,6 +64,7 @@ def make_cohort(
         ratio: Negatives per positive on each side, >= 1; each side gets at least one positive.
         seed: Another seed, another cohort.
         form: ``"nifti"`` (columns t2, adc, hbv) or ``"dicom"`` (column dicom, one folder per study).
+        difficulty: ``"plain"`` or ``"real"``, see :func:`mri_alm.phantom.study.make_study`.
         progress: Called with the number of studies done and their total.
 
     Returns:
@@ -72,11 +75,13 @@ def make_cohort(
     """
     if form not in {"nifti", "dicom"}:
         raise InputError(f"A phantom cohort's form must be 'nifti' or 'dicom', not {form!r}.")
+    one_of("A phantom's difficulty", difficulty, tuple(LESION_SIZES))
     rows = plan_cohort(train, test, ratio, seed)
     parameters = {"version": VERSION, "train": train, "test": test, "ratio": ratio, "seed": seed, "form": form}
+    parameters |= {} if difficulty == "plain" else {"difficulty": difficulty}  # cohorts of before name none
 
     def make(row: PhantomRow) -> PhantomStudy:
-        return make_study(row.index, row.label, seed=seed)
+        return make_study(row.index, row.label, seed=seed, difficulty=difficulty)
 
     return write_cohort(folder, rows, make, parameters=parameters, progress=progress)
 

@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 import SimpleITK as sitk  # noqa: N813
 from numpy.typing import NDArray
+from scipy import ndimage
 
-from mri_alm.errors import InputError
+from mri_alm.errors import InputError, one_of
 from mri_alm.imaging.diffusion import fit_adc
 from mri_alm.imaging.registration import empty_image, image_centre
-from mri_alm.phantom.anatomy import draw_anatomy
+from mri_alm.phantom.anatomy import LESION_SIZES, Anatomy, draw_anatomy
 from mri_alm.phantom.canvas import Array, Canvas
 
 B_VALUES = ((0.0, 400.0, 800.0), (50.0, 400.0, 800.0))
@@ -46,7 +47,8 @@ class PhantomStudy:
         gland: The gland's mask on T2's grid, uint8.
         zones: 0 outside, 1 peripheral, 2 transition zone, on T2's grid, uint8.
         info: The truth, in JSON types: ``kind``, ``t2_grade`` and ``diffusion_grade`` (0 none, 1 equivocal, 2 clear),
-            ``shift_mm`` (what lies at p on T2 lies at p + shift on diffusion), ``gland_ml``, ``lesions`` and others.
+            ``shift_mm`` (what lies at p on T2 lies at p + shift on diffusion, but for a distortion), ``gland_ml``,
+            ``lesions`` and others.
     """
 
     t2: sitk.Image
@@ -58,7 +60,9 @@ class PhantomStudy:
     info: dict[str, Any]
 
 
-def make_study(index: int, label: int, *, seed: int = 0, coarse: float = 1.0) -> PhantomStudy:
+def make_study(
+    index: int, label: int, *, seed: int = 0, coarse: float = 1.0, difficulty: str = "plain"
+) -> PhantomStudy:
     """Make the exam number ``index`` of a cohort; equal arguments give equal voxels.
 
     Args:
@@ -66,10 +70,14 @@ def make_study(index: int, label: int, *, seed: int = 0, coarse: float = 1.0) ->
         label: 1 for "DCE needed" (an equivocal lesion on both sequences), 0 otherwise.
         seed: The cohort's seed, >= 0.
         coarse: Factor, >= 1, by which T2's pixels are larger in plane, for experiments that need thousands of exams.
+        difficulty: ``"plain"``; or ``"real"``: the same pelvis with lesions as small as real ones, and diffusion that
+            is stretched and without signal near gas in the rectum (:func:`distort`).
 
     Raises:
-        InputError: If the label is neither 0 nor 1, the index or seed is negative, or ``coarse`` is below 1.
+        InputError: If the label is neither 0 nor 1, the index or seed is negative, ``coarse`` is below 1, or the
+            difficulty is unknown.
     """
+    one_of("A phantom's difficulty", difficulty, tuple(LESION_SIZES))
     if coarse < 1:
         raise InputError(f"A phantom's pixels can only be made coarser: coarse must be at least 1, not {coarse}.")
     if label not in {0, 1}:
@@ -77,7 +85,7 @@ def make_study(index: int, label: int, *, seed: int = 0, coarse: float = 1.0) ->
     if index < 0 or seed < 0:
         raise InputError(f"A phantom's index and seed must not be negative, not {index} and {seed}.")
     rng = np.random.default_rng([seed, index, label])
-    anatomy = draw_anatomy(rng, label)
+    anatomy = draw_anatomy(rng, label, difficulty)
     t2_grid, dwi_grid = _draw_grids(rng, coarse)
     off_centre = np.clip(rng.normal(size=3), -2.3, 2.3) * OFF_CENTRE_MM[1] + OFF_CENTRE_MM[0]
     centre = off_centre + image_centre(t2_grid)
@@ -87,6 +95,9 @@ def make_study(index: int, label: int, *, seed: int = 0, coarse: float = 1.0) ->
     dwi_canvas = Canvas(dwi_grid, centre + shift, ("water", "t2", "adc"))
     zones = anatomy.paint(t2_canvas)
     anatomy.paint(dwi_canvas)
+    distorted = {}
+    if difficulty == "real":  # by a generator of its own: all else is that of the plain exam
+        distorted = distort(np.random.default_rng([seed, index, label, 1]), dwi_canvas, anatomy)
     b_values = B_VALUES[int(rng.integers(len(B_VALUES)))]
     dwi = _diffusion(rng, dwi_canvas, b_values)
     adc, hbv = fit_maps(dwi)
@@ -104,8 +115,41 @@ def make_study(index: int, label: int, *, seed: int = 0, coarse: float = 1.0) ->
             "seed": seed,
             "shift_mm": [round(float(s), 3) for s in shift],
             "gland_centre_mm": [round(float(c), 3) for c in centre],
+            **distorted,
         },
     )
+
+
+def distort(rng: np.random.Generator, canvas: Canvas, anatomy: Anatomy) -> dict[str, float]:
+    """What gas in the rectum does to echo-planar diffusion: signal is displaced front to back, and lost near the gas.
+
+    What is seen at a point comes from a point behind or in front of it: by 2 to 8 mm at the gas, and by less away from
+    it, exponentially over 6 to 12 mm. The field's Jacobian stretches the signal, or piles it up. Within 1 to 5 mm of
+    the gas nothing is left. Without gas nothing changes.
+
+    Args:
+        rng: Draws sizes and direction.
+        canvas: Painted maps of water, T2 and ADC, rows front to back; changed in place.
+        anatomy: What was painted.
+
+    Returns:
+        ``distortion_mm`` (at the gas, signed) and ``void_mm``, 0 without gas.
+    """
+    most = float(rng.uniform(2, 8) * rng.choice([-1, 1]))
+    reach, void = float(rng.uniform(6, 12)), float(rng.uniform(1, 5))
+    gas = next((part for part in anatomy.pelvis if part.tissue == "gas"), None)
+    if gas is None:
+        return {"distortion_mm": 0.0, "void_mm": 0.0}
+    distance = canvas.level(tuple(slice(0, count) for count in canvas.shape), gas)
+    canvas.maps["water"] *= np.clip(distance - np.float32(void) + np.float32(0.5), 0.01, 1)
+    field = np.float32(most) * np.exp(-np.maximum(distance, 0) / np.float32(reach))
+    rows = field / np.float32(canvas.grid.GetSpacing()[1])
+    places = np.indices(canvas.shape, dtype=np.float32)
+    places[1] += rows
+    for name, array in canvas.maps.items():
+        canvas.maps[name] = ndimage.map_coordinates(array, places, order=1, mode="nearest")
+    canvas.maps["water"] *= np.clip(1 + np.gradient(rows, axis=1), 0, 3)
+    return {"distortion_mm": round(most, 3), "void_mm": round(void, 3)}
 
 
 def _draw_grids(rng: np.random.Generator, coarse: float) -> tuple[sitk.Image, sitk.Image]:

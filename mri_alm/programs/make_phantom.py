@@ -24,6 +24,12 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--ratio", type=int, default=8, help="negatives per positive (default %(default)s)")
     found.add_argument("--seed", type=int, default=0, help="another seed, another cohort (default %(default)s)")
     found.add_argument("--form", choices=("nifti", "dicom"), default="nifti", help="file format (default %(default)s)")
+    found.add_argument(
+        "--difficulty",
+        choices=("plain", "real"),
+        default="plain",
+        help="real: lesions as small as real ones, diffusion distorted near gas (default %(default)s)",
+    )
     return found
 
 
@@ -38,7 +44,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with progress_bar("phantom", options.train + options.test, "study") as bar:
         try:
             manifest = make_cohort(
-                options.folder, **sizes, form=options.form, progress=lambda done, _: bar.update(done - bar.n)
+                options.folder,
+                **sizes,
+                form=options.form,
+                difficulty=options.difficulty,
+                progress=lambda done, _: bar.update(done - bar.n),
             )
         except InputError as error:
             print(f"error: {error}", file=sys.stderr)

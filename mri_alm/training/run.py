@@ -74,13 +74,15 @@ def train_and_evaluate(folder: str, *, threads: int, max_fn: int, fpr_rule: FprR
         TrainingRun(config, Path(folder), threads=threads, max_fn=max_fn, fpr_rule=fpr_rule, pool=pool).run()
 
 
-def phantom_cohort(train: int, test: int) -> Path:
-    """Manifest of the built-in cohort of that size, made under ``data/`` the first time."""
+def phantom_cohort(train: int, test: int, difficulty: str = "plain") -> Path:
+    """Manifest of the built-in cohort of that size and difficulty, made under ``data/`` the first time."""
+    kind = "" if difficulty == "plain" else f"_{difficulty}"
     with first_process_first(), progress_bar("phantom", train + test, "study", shown=process_rank() == 0) as bar:
         return make_cohort(
-            Path("data") / f"phantom_{train}_{test}",
+            Path("data") / f"phantom_{train}_{test}{kind}",
             train=train,
             test=test,
+            difficulty=difficulty,
             progress=lambda done, _: bar.update(done - bar.n),
         )
 
@@ -118,7 +120,8 @@ class TrainingRun:
                 f"{config['splits']} splits, so --max_fn must be between 0 and {len(self.held_out) - 1}."
             )
         self.splits = SplitTraining(config, self.folder, self.cohort)
-        Member(config, 0, self.cohort).check("train::stratified", "train::handlers::1", "initial_weights")
+        parts = ("train::stratified", "train::preprocessing", "train::handlers::1", "initial_weights")
+        Member(config, 0, self.cohort).check(*parts)
 
     def run(self) -> None:
         """All of it; the last lines say where everything lies. All processes train; the first one does the rest."""

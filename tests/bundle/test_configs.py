@@ -354,11 +354,15 @@ def test_blanking_a_sequence_leaves_nothing_of_it(manifest: Path, tmp_path: Path
 def test_without_a_cohort_the_phantom_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {}
 
-    def make(folder: Path, *, train: int, test: int, progress: Callable[[int, int], None]) -> Path:
-        asked[folder] = (train, test)
+    def make(folder: Path, *, train: int, test: int, difficulty: str, progress: Callable[[int, int], None]) -> Path:
+        asked[folder] = (train, test, difficulty)
         progress(1, train + test)
         return folder / "manifest.csv"
 
     monkeypatch.setattr("mri_alm.training.run.make_cohort", make)
     assert phantom_cohort(20, 10) == Path("data/phantom_20_10/manifest.csv")
-    assert asked == {Path("data/phantom_20_10"): (20, 10)}
+    assert phantom_cohort(20, 10, "real") == Path("data/phantom_20_10_real/manifest.csv")
+    assert asked == {
+        Path("data/phantom_20_10"): (20, 10, "plain"),
+        Path("data/phantom_20_10_real"): (20, 10, "real"),
+    }

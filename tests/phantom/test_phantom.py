@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,11 @@ from hypothesis import strategies as st
 from mri_alm.errors import InputError
 from mri_alm.imaging.dicom_files import find_studies
 from mri_alm.imaging.exam import read_study
-from mri_alm.phantom.anatomy import MIXTURE, draw_anatomy, draw_grades
+from mri_alm.phantom.anatomy import LESION_SIZES, MIXTURE, _draw_lesion, draw_anatomy, draw_grades
+from mri_alm.phantom.canvas import Canvas, Ellipsoid
 from mri_alm.phantom.cohort import make_cohort, plan_cohort
 from mri_alm.phantom.dicom import write_dicom_study
-from mri_alm.phantom.study import HIGH_B, MAX_DRAWN_SHIFT_MM, fit_maps, image_of, make_study, rician
+from mri_alm.phantom.study import HIGH_B, MAX_DRAWN_SHIFT_MM, distort, fit_maps, image_of, make_study, rician
 from mri_alm.programs.make_phantom import main
 
 IMAGES = ("t2", "adc", "hbv", "gland", "zones")
@@ -249,6 +251,90 @@ def test_noise_is_rician():
     assert np.std(tissue) == pytest.approx(2.0, rel=0.02)
 
 
+# --- difficulty ------------------------------------------------------------------------------------------------------
+
+
+def test_real_lesions_have_the_sizes_of_the_statistics():
+    """12.6 mm times exp(0.45 z), z normal within 2.05: by the quantiles of that distribution, over 1,500 draws."""
+    rng = np.random.default_rng(0)
+    drawn = [_draw_lesion(rng, (0, 0, 0), (1, 1), LESION_SIZES["real"]).diameter for _ in range(1500)]
+    low, median, high = np.quantile(drawn, (0.1, 0.5, 0.9))
+    assert median == pytest.approx(12.6, rel=0.04)
+    assert low == pytest.approx(12.6 * np.exp(-0.45 * 1.2816), rel=0.05)
+    assert high == pytest.approx(12.6 * np.exp(0.45 * 1.2816), rel=0.05)
+    assert np.mean(np.array(drawn) < 9) == pytest.approx(0.227, abs=0.03)
+    assert 4.9 < min(drawn) < 5.5
+    assert max(drawn) < 31.8
+
+
+def test_difficulty_changes_lesion_sizes_and_nothing_else_of_the_anatomy():
+    for index in range(20):
+        plain, real = (draw_anatomy(np.random.default_rng([7, index]), 1, name) for name in ("plain", "real"))
+        assert (plain.radii, plain.pelvis, plain.nodules) == (real.radii, real.pelvis, real.nodules)
+        assert [lesion.centre for lesion in plain.lesions] == [lesion.centre for lesion in real.lesions]
+        sizes = [(one.diameter, other.diameter) for one, other in zip(plain.lesions, real.lesions, strict=True)]
+        for one, other in sizes:  # the same place in both distributions, whose ends are cut
+            expected = np.clip(np.log(one / 15) / 0.3, -1.65, 1.65)
+            if abs(expected) < 1.64:
+                assert np.log(other / 12.6) / 0.45 == pytest.approx(expected, abs=1e-6)
+
+
+def rectum(*, content: str = "gas"):
+    """A canvas of stripes front to back, with a straight rectum behind its middle, and its anatomy."""
+    pipe = Ellipsoid(content, (0, 20, 0), (15, 12, 1e4))
+    anatomy = replace(draw_anatomy(np.random.default_rng(0), 0), pelvis=(pipe,))
+    grid = sitk.Image((6, 90, 3), sitk.sitkUInt8)
+    grid.SetOrigin((-2.5, -60.0, -1.0))
+    canvas = Canvas(grid, np.zeros(3), ("water", "t2", "adc"))
+    for array in canvas.maps.values():
+        array[:] = np.arange(90, dtype=np.float32)[:, None] + 1
+    return canvas, anatomy
+
+
+def test_gas_displaces_signal_along_the_rows_and_leaves_none_near_it():
+    canvas, anatomy = rectum()
+    truth = distort(np.random.default_rng(1), canvas, anatomy)
+    y = np.arange(90) - 60.0
+    came_from = canvas.maps["adc"][1, :, 2] - 1 - 60.0  # each row's own number, read back
+    moved = came_from - y
+    front = y < 8  # of the gas, whose surface lies at y = 8
+    assert moved[y == 8][0] == pytest.approx(truth["distortion_mm"], rel=0.06)
+    assert 2 <= abs(truth["distortion_mm"]) <= 8
+    logs = np.log(np.abs(moved[front & (y > -10)]))
+    slopes = np.diff(logs)
+    np.testing.assert_allclose(slopes, slopes.mean(), rtol=0.05)  # exponential
+    assert 6 <= 1 / slopes.mean() <= 12
+    signal = canvas.maps["water"][1, :, 2]
+    jacobian = 1 + np.gradient(moved)
+    far = y < 8 - truth["void_mm"] - 10
+    np.testing.assert_allclose(signal[far][1:], ((came_from + 61) * jacobian)[far][1:], rtol=0.02)
+    inside = np.abs(came_from - 20) < 12 + truth["void_mm"] - 1.5
+    assert (signal[inside] < 0.05 * (came_from + 61)[inside]).all()
+
+
+def test_without_gas_diffusion_is_left_as_it_is():
+    canvas, anatomy = rectum(content="stool")
+    before = {name: array.copy() for name, array in canvas.maps.items()}
+    assert distort(np.random.default_rng(1), canvas, anatomy) == {"distortion_mm": 0.0, "void_mm": 0.0}
+    assert all(np.array_equal(array, before[name]) for name, array in canvas.maps.items())
+
+
+@pytest.mark.parametrize("content", ["gas", "stool"])
+def test_a_real_exam_without_a_lesion_differs_by_what_gas_does_only(content):
+    drawn = ((index, draw_anatomy(np.random.default_rng([2, index, 0]), 0)) for index in range(200))
+    index = next(i for i, one in drawn if not one.lesions and content in {part.tissue for part in one.pelvis})
+    plain, real = (make_study(index, 0, seed=2, coarse=4, difficulty=name) for name in ("plain", "real"))
+    assert {*real.info} - {*plain.info} == {"distortion_mm", "void_mm"}
+    assert plain.info.items() <= real.info.items()
+    assert same(plain.t2, real.t2)
+    assert same(plain.adc, real.adc) == (real.info["distortion_mm"] == 0) == (content == "stool")
+
+
+def test_an_unknown_difficulty_is_refused():
+    with pytest.raises(InputError, match=r"^A phantom's difficulty must be one of plain, real, got \"hard\"\.$"):
+        make_study(0, 0, difficulty="hard")
+
+
 # --- labels ----------------------------------------------------------------------------------------------------------
 
 
@@ -364,6 +450,8 @@ def test_a_failure_half_way_leaves_no_half_study_and_is_completed(tmp_path, monk
 def test_another_cohort_is_never_mixed_in(cohort):
     with pytest.raises(InputError, match=r"made with seed = 0, not 1\. Choose another folder"):
         make_cohort(cohort, train=3, test=2, ratio=2, seed=1)
+    with pytest.raises(InputError, match=r"made with difficulty = None, not 'real'\. Choose another folder"):
+        make_cohort(cohort, train=3, test=2, ratio=2, difficulty="real")
 
 
 # --- DICOM -----------------------------------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ def test_the_rate_rises_and_falls_along_half_a_cosine() -> None:
 
 
 RECIPE = {"optimiser": "adamw", "schedule": "cosine", "warmup": 1, "weight_decay": 0.1, "max_epochs": 3, "mu0": 0.1}
+RECIPE |= {"augmentation": "field"}  # drawn anew in each epoch
 
 
 def member(manifest: Path, run: Path, **overrides: Any) -> Member:
@@ -100,6 +101,10 @@ def test_the_default_is_adam_at_a_constant_rate(manifest: Path, tmp_path: Path) 
     [
         ({"optimiser": "sgd"}, 'There is no optimiser "sgd". Choose one of: adam, adamw.'),
         ({"schedule": "cosin"}, 'schedule must be one of constant, cosine, got "cosin"'),
+        (
+            {"augmentation": "fields"},
+            'There is no augmentation "fields". Did you mean "field"? Choose one of: unchanged',
+        ),
         ({"warmup": 2}, "warmup must be less than max_epochs = 2, got 2."),
         ({"learning_rate": 0}, "learning_rate and rate_factor must be greater than 0, got 0"),
     ],
