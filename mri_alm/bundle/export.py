@@ -3,9 +3,11 @@
 What could point to patients or to this machine stays behind: names of exams, the manifest, folders.
 """
 
+import re
 from collections.abc import Mapping
 from copy import deepcopy
-from importlib.metadata import version
+from dataclasses import dataclass
+from importlib.metadata import requires, version
 from pathlib import Path
 from typing import Any
 
@@ -24,44 +26,124 @@ from mri_alm.runtime.files import read_json, sha256, write_bytes, write_json
 
 _CARD = """# {name}
 
-{description}
+### **Authors**
+
+{authors}
+
+### **Tags**
+
+Classification, MR, Prostate, Class imbalance, Biparametric
+
+## **Model Description**
+
+{description} {members} networks, {together}, then the sigmoid.
 
 **Research only. Not a medical device; not to be used for a decision about a patient.**{note}
 
-| | |
-|---|---|
-| members | {members} networks, {together}, then the sigmoid |
-| input | {channels} channels ({names}), {size} voxels of {spacing} mm |
-| loss | `{loss}`, multipliers with preset `{preset}` |
-| held-out positives behind the threshold | {positives} |
-| test AUC | {auc} |
-| trained on | {trained} |
+## **Data**
+
+{data}
+
+#### **Preprocessing**
+
+Diffusion is registered to T2, and all is resampled to {size} voxels of {spacing} mm. Channels: {names}. Intensities are
+normalised within masks of where there is data; `config.json` has all settings.
+
+#### **Training**
+
+Loss `{loss}`, multipliers with preset `{preset}`. The bundle only infers; mri-alm retrains.
+
+## **Performance**
+
+Test AUC: {auc}.
 
 {point}
 
-## Use
+## **Additional Usage Steps**
 
-It needs the package `mri-alm` {version}. From this folder:
+{needs} From this folder:
 
-    python -m monai.bundle run --config_file configs/inference.json --input DICOM_FOLDER_OR_MANIFEST.csv --output OUT
+```
+python -m monai.bundle run --config_file configs/inference.json --input DICOM_FOLDER_OR_MANIFEST.csv --output_dir OUT
+```
 
-or from a checkout of mri-alm: `python pipelines/score.py --model THIS_FOLDER --input ... --output OUT`.
+or with mri-alm installed: `python pipelines/score.py --model THIS_FOLDER --input ... --output OUT`.
 `models/*.safetensors` hold the members; `models/model.pt` holds the same weights for MONAI's own programs, which read
 no safetensors. Look at what the configs run before you run them: `python pipelines/inspect_bundle.py THIS_FOLDER`.
 
-The threshold was set on the training cohort. At another hospital set one on a calibration cohort of your own
-(`--calibration`, `--labels`). Nothing here names the exams of the training cohort, so that yours are others is yours to
-know.
+## **System Configuration**
+
+A CPU is enough; a GPU is used where there is one. {parameters} parameters in all members.
+
+## **Limitations**
+
+The threshold was set on the training cohort; {positives} positive patients stand behind it. At another hospital set one
+on a calibration cohort of your own (`--calibration`, `--labels`). Nothing here names the exams of the training cohort,
+so that yours are others is yours to know.
+
+## **References**
+
+{references}
 """
+# metadata of version 2.1 is all that importlib.metadata.version needs to find a package that lies in a bundle
+_METADATA = "Metadata-Version: 2.1\nName: mri-alm\nVersion: {}\n"
 
 
-def export_bundle(run: TrainedRun, output: Path, *, licence: Path) -> None:
+@dataclass(frozen=True)
+class BundleLabel:
+    """What the one who shares a model says of it; empty: what this project says.
+
+    Attributes:
+        name: Its title.
+        authors: Who made it.
+        version: Of this model, three numbers such as ``"1.0.0"``.
+        changelog: What is new in that version.
+        licence: File with the licence of the weights.
+        data_source: Where the training exams come from.
+
+    Raises:
+        InputError: If the version is not three numbers, there is a changelog without a version, or no such licence.
+    """
+
+    name: str = ""
+    authors: str = ""
+    version: str = ""
+    changelog: str = ""
+    licence: Path | None = None
+    data_source: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        if self.version and not re.fullmatch(r"\d+\.\d+\.\d+", self.version):
+            raise InputError(f'version must be three numbers such as 1.0.0, got "{self.version}".')
+        if self.changelog and not self.version:
+            raise InputError("changelog tells of a version: give --version, too.")
+        if self.licence and not self.licence.is_file():
+            raise InputError(f"There is no licence {self.licence}. Give a text file.")
+
+    def metadata(self) -> dict[str, Any]:
+        """The fields of ``metadata.json`` that it sets."""
+        found: dict[str, Any] = {
+            key: value for key in ("name", "authors", "version", "data_source") if (value := getattr(self, key))
+        }
+        if self.version:
+            found["changelog"] = {self.version: self.changelog or "First version of this model"}
+        if self.authors or self.licence:
+            found["copyright"] = f"Copyright (c) {self.authors or 'the authors'}; the licence is in the file LICENSE"
+        return found
+
+
+def export_bundle(
+    run: TrainedRun, output: Path, *, licence: Path, label: BundleLabel | None = None, carry_package: bool = False
+) -> None:
     """Write a bundle of a finished run; it is meant to be shared: everybody may read it, whatever the umask.
 
     Args:
         run: What to share.
         output: Folder to write, new or empty.
-        licence: The project's ``LICENSE``.
+        licence: The project's ``LICENSE``, for a label that names none.
+        label: Title, authors and so on.
+        carry_package: Copy this package into the bundle, so that MONAI runs it where mri-alm is not installed.
 
     Raises:
         InputError: If the folder is not empty or cannot be written, or the run cannot be read.
@@ -69,13 +151,25 @@ def export_bundle(run: TrainedRun, output: Path, *, licence: Path) -> None:
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
         raise InputError(f"{output} is not empty. Give a new folder: files of another model must not stay in a bundle.")
     with write_atomically(output) as part:
-        _write(run, part, licence)
+        _write(run, part, label or BundleLabel(), carry_package=carry_package)
+        write_bytes(part / "LICENSE", ((label and label.licence) or licence).read_bytes())
         for path in (part, *part.rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)
 
 
-def _write(run: TrainedRun, output: Path, licence: Path) -> None:
-    """All files of :func:`export_bundle`."""
+def carried_package() -> dict[str, bytes]:
+    """This package as a bundle carries it: paths in the bundle to contents, its configs and its version among them."""
+    package = Path(__file__).parents[1]
+    found = {f"mri_alm-{version('mri-alm')}.dist-info/METADATA": _METADATA.format(version("mri-alm")).encode()}
+    for folder, place in ((configs_folder(), "mri_alm/configs"), (package, "mri_alm")):
+        for path in sorted(folder.rglob("*.*")):
+            if path.is_file() and path.suffix != ".pyc":
+                found[f"{place}/{path.relative_to(folder).as_posix()}"] = path.read_bytes()
+    return found
+
+
+def _write(run: TrainedRun, output: Path, label: BundleLabel, *, carry_package: bool) -> None:
+    """All files of :func:`export_bundle` but the licence."""
     members = run.ensemble().members
     for name, member in zip(run.checkpoints, members, strict=True):
         state = {key: value.contiguous() for key, value in member.state_dict().items()}
@@ -88,10 +182,13 @@ def _write(run: TrainedRun, output: Path, licence: Path) -> None:
     if run.trained_on:
         write_json(bundle.protocol, run.trained_on)
     write_json(output / "configs" / "inference.json", inference_config(run))
-    metadata = _metadata(read_json(configs_folder() / "metadata.json"), run)
+    write_bytes(output / "configs" / "logging.conf", (configs_folder() / "logging.conf").read_bytes())
+    metadata = _metadata(read_json(configs_folder() / "metadata.json"), run) | label.metadata()
     write_json(output / "configs" / "metadata.json", metadata)
-    write_bytes(output / "docs" / "README.md", _card(metadata, run).encode())
-    write_bytes(output / "LICENSE", licence.read_bytes())
+    size = sum(tensor.numel() for member in members for tensor in member.parameters())
+    write_bytes(output / "docs" / "README.md", _card(metadata, run, size, carried=carry_package).encode())
+    for name, content in carried_package().items() if carry_package else ():
+        write_bytes(output / name, content)
 
 
 def inference_config(run: TrainedRun) -> dict[str, Any]:
@@ -120,7 +217,8 @@ def _neutral(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _metadata(metadata: dict[str, Any], run: TrainedRun) -> dict[str, Any]:
-    packages = {name: version(name) for name in ("mri-alm", "safetensors", *metadata["required_packages_version"])}
+    needed = {re.split(r"[^\w.-]", line)[0] for line in requires("mri-alm") or () if "extra ==" not in line}
+    packages = {name: version(name) for name in sorted(needed - {"monai", "torch", "numpy"}, key=str.lower)}
     found: dict[str, Any] = deepcopy(metadata) | {
         "monai_version": version("monai"),
         "pytorch_version": version("torch").partition("+")[0],
@@ -146,28 +244,49 @@ def _behind(run: TrainedRun) -> str:
     return f"{run.point.n_positive} positive patients stand behind the threshold."
 
 
-def _metrics(run: TrainedRun) -> dict[str, float]:
+def _metrics(run: TrainedRun) -> dict[str, Any]:
+    """The test AUC to three digits, with its interval where the run has it, and of how many exams it is."""
     test = read_json(run.run.metrics).get("test") if run.run.metrics.is_file() else None
-    return {"test_auc": test["ensemble_auc"]} if test else {}
+    if not test:
+        return {}
+    interval = test.get("ensemble_auc_interval")
+    return {
+        "test_auc": round(test["ensemble_auc"], 3),
+        **({"test_auc_95": [round(end, 3) for end in interval]} if interval else {}),
+        "test_exams": test["positives"] + test["negatives"],
+        "test_positives": test["positives"],
+    }
 
 
-def _card(metadata: dict[str, Any], run: TrainedRun) -> str:
+def _auc_in_words(metrics: Mapping[str, Any]) -> str:
+    if not metrics:
+        return "no test cohort"
+    low_high = metrics.get("test_auc_95")
+    between = f" (95 % interval {low_high[0]:.3f} to {low_high[1]:.3f})" if low_high else ""
+    exams = f"{metrics['test_exams']} exams, {metrics['test_positives']} of them positive"
+    return f"{metrics['test_auc']:.3f}{between}, {exams}"
+
+
+def _card(metadata: dict[str, Any], run: TrainedRun, size: int, *, carried: bool) -> str:
     image = metadata["network_data_format"]["inputs"]["image"]
+    own = f"mri-alm {version('mri-alm')}"
     return _CARD.format(
         name=metadata["name"],
+        authors=metadata["authors"],
         description=metadata["description"],
         members=len(run.checkpoints),
         together="the largest logit counts" if run.point.folds else "logits averaged",
-        channels=image["num_channels"],
         names=", ".join(image["channel_def"].values()),
         size=" x ".join(map(str, run.settings["size"])),
         spacing=" x ".join(map(str, run.settings["spacing"])),
         loss=run.settings["loss"],
         preset=run.settings["preset"],
         positives=run.point.n_positive,
-        auc=metadata["eval_metrics"].get("test_auc", "no test cohort"),
+        auc=_auc_in_words(metadata["eval_metrics"]),
         point=run.point.in_words(),
-        trained=trained_in_words(run.trained_on),
+        data=f"{metadata['data_source']} {trained_in_words(run.trained_on)}",
         note=f" **This model was {note}.**" if (note := training_note(run.trained_on)) else "",
-        version=version("mri-alm"),
+        needs=f"It carries the package {own}, in `mri_alm`." if carried else f"It needs {own}, installed.",
+        parameters=f"{size:,}",
+        references="\n".join(f"- {line}" for line in metadata["references"]),
     )

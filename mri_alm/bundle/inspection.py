@@ -11,7 +11,7 @@ from typing import Any
 
 from monai.bundle import ConfigParser
 
-from mri_alm.bundle.export import inference_config
+from mri_alm.bundle.export import carried_package, inference_config
 from mri_alm.bundle.run_folder import RunFolder
 from mri_alm.bundle.settings import PRIVATE_SETTINGS, configs_folder
 from mri_alm.bundle.shipped import FORMS, check_bounds, differences, settings_in, shipped_config
@@ -58,8 +58,11 @@ def inspect_bundle(place: Path) -> list[InspectedFile]:
     if not place.is_dir():
         return [_config(place, place.parent)]
     found = []
+    carried = carried_package() if (place / "mri_alm").is_dir() else {}
     for path in sorted(path for path in place.rglob("*") if path.is_symlink() or not path.is_dir()):
         name, ending = _text(str(path.relative_to(place)))[1:-1], path.suffix.lower()
+        if _is_content(path, carried.get(path.relative_to(place).as_posix())):
+            continue
         if path.is_symlink():
             found.append(_file(name, _text(f"a link to {path.readlink()}")[1:-1]))
         elif ending in CONFIGS and path.is_file():
@@ -78,12 +81,17 @@ def _file(name: str, what: str) -> InspectedFile:
     return InspectedFile(name, False, {}, calls=(("file", what),))
 
 
+def _is_content(path: Path, own: bytes | None) -> bool:
+    """Whether a file, no link, holds just this."""
+    try:
+        return own is not None and not path.is_symlink() and read_file(path, max(LARGEST, len(own))) == own
+    except OSError:  # nothing to be read
+        return False
+
+
 def _is_shipped(path: Path) -> bool:
     shipped = configs_folder() / path.name
-    try:
-        return read_file(path, LARGEST) == shipped.read_bytes()
-    except OSError:  # there is none of ours, or it is nothing to be read
-        return False
+    return shipped.is_file() and _is_content(path, shipped.read_bytes())
 
 
 def _config(path: Path, root: Path) -> InspectedFile:

@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import shutil
 import stat
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from small_cohort import read_rows, write_manifest
 from torch import Tensor
 
+import mri_alm
 from mri_alm.bundle.inspection import inspect_bundle
 from mri_alm.bundle.trained_run import TrainedRun
 from mri_alm.errors import InputError
@@ -26,6 +29,7 @@ from mri_alm.runtime.files import sha256
 from mri_alm.scoring.new_exams import operating_point
 
 IMAGES = ("t2", "adc", "hbv")
+TESTED, POSITIVE = 12, 4  # exams of the cohort that the run was trained on
 # What MONAI's schema of 2024-07-25 asks for, restated: the schema itself is on GitHub and not fetched by a test.
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -91,6 +95,7 @@ def test_it_has_the_shape_of_the_zoo_and_passes_the_inspection(bundle: Path) -> 
         "LICENSE",
         "config.json",
         "configs/inference.json",
+        "configs/logging.conf",
         "configs/metadata.json",
         "docs/README.md",
         "models/model.pt",
@@ -99,6 +104,75 @@ def test_it_has_the_shape_of_the_zoo_and_passes_the_inspection(bundle: Path) -> 
         "threshold.json",
     ]
     assert [file.name for file in inspect_bundle(bundle) if not file.own] == []
+
+
+def test_its_card_has_the_sections_of_the_zoo_s_template(bundle: Path) -> None:
+    card = (bundle / "docs" / "README.md").read_text()
+    assert re.findall(r"^#+ \**(.*?)\**$", card, re.MULTILINE)[1:] == [
+        "Authors", "Tags", "Model Description", "Data", "Preprocessing", "Training", "Performance",
+        "Additional Usage Steps", "System Configuration", "Limitations", "References",
+    ]  # fmt: skip
+    assert re.search(
+        rf"Test AUC: 0\.\d{{3}} \(95 % interval \d\.\d{{3}} to \d\.\d{{3}}\), {TESTED} exams, {POSITIVE} of them", card
+    )
+
+
+def test_who_shares_a_model_says_what_it_is(trained: Path, tmp_path: Path) -> None:
+    terms = tmp_path / "terms.txt"
+    terms.write_text("Ask us.")
+    words = ["--name", "Prostate of X", "--authors", "A, B", "--version", "1.2.0", "--changelog", "More exams"]
+    words += ["--license", terms, "--data-source", "Hospital X."]
+    assert program("--model", trained, "--output", tmp_path / "b", *words) == 0
+    found = json.loads((tmp_path / "b" / "configs" / "metadata.json").read_text())
+    told = {key: found[key] for key in ("name", "authors", "version", "changelog", "data_source", "copyright")}
+    assert told == {
+        "name": "Prostate of X", "authors": "A, B", "version": "1.2.0", "changelog": {"1.2.0": "More exams"},
+        "data_source": "Hospital X.", "copyright": "Copyright (c) A, B; the licence is in the file LICENSE",
+    }  # fmt: skip
+    assert (tmp_path / "b" / "LICENSE").read_text() == "Ask us."
+    card = (tmp_path / "b" / "docs" / "README.md").read_text()
+    assert card.startswith("# Prostate of X\n\n### **Authors**\n\nA, B\n")
+    assert "\n\nHospital X. " in card
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--version", "1.0"], 'version must be three numbers such as 1.0.0, got "1.0"'),
+        (["--changelog", "More"], "changelog tells of a version: give --version, too"),
+        (["--license", "nowhere.txt"], "There is no licence nowhere.txt. Give a text file"),
+    ],
+)
+def test_a_label_that_cannot_be_is_refused(
+    trained: Path, tmp_path: Path, refusal: Callable[..., str], words: list[str], message: str
+) -> None:
+    assert message in refusal(program, "--model", trained, "--output", tmp_path / "b", *words)
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_bundle_that_carries_the_package_runs_without_it(trained: Path, tmp_path: Path) -> None:
+    """In a process that finds mri_alm in the bundle alone: the name and the version come from there."""
+    output = tmp_path / "b"
+    assert program("--model", trained, "--output", output, "--carry-package") == 0
+    assert [file.name for file in inspect_bundle(output) if not file.own] == []
+    code = (
+        "import sys; sys.path = ['.', *(p for p in sys.path if not p.startswith(sys.argv[1]))];"
+        "sys.meta_path = [f for f in sys.meta_path if 'editable' not in str(f)];"
+        "import mri_alm; print(mri_alm.__file__, mri_alm.__version__)"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", code, str(ROOT)],
+        cwd=output, capture_output=True, text=True, env=environment, check=True,
+    )  # fmt: skip
+    place, version = done.stdout.split()
+    assert Path(place).parent.samefile(output / "mri_alm")
+    assert version == mri_alm.__version__
+    assert (output / "mri_alm" / "configs" / "parts" / "prostate.json").is_file(), "where configs_folder() looks first"
+    with (output / "mri_alm" / "errors.py").open("a") as file:
+        file.write("print('hello')\n")
+    (changed,) = [file for file in inspect_bundle(output) if not file.own]
+    assert changed.name == "mri_alm/errors.py"
 
 
 def test_nothing_of_the_cohort_or_the_machine_goes_with_it(bundle: Path, trained: Path, manifest: Path) -> None:
@@ -128,7 +202,13 @@ def test_the_metadata_is_verified_by_monai(bundle: Path, tmp_path: Path) -> None
     verify_metadata(meta_file=str(meta), **local)
     found = json.loads(meta.read_text())
     assert found["network_data_format"]["inputs"]["image"]["spatial_shape"] == [8, 8, 8]
-    assert 0 <= found["eval_metrics"]["test_auc"] <= 1
+    metrics = found["eval_metrics"]
+    low, high = metrics["test_auc_95"]
+    assert 0 <= low <= metrics["test_auc"] <= high <= 1
+    assert all(value == round(value, 3) for value in (low, high, metrics["test_auc"]))
+    assert (metrics["test_exams"], metrics["test_positives"]) == (TESTED, POSITIVE)
+    assert "mri-alm" not in found["required_packages_version"], "no index has it"
+    assert {"safetensors", "pydicom", "SimpleITK"} <= found["required_packages_version"].keys()
     del found["task"]
     (tmp_path / "wrong.json").write_text(json.dumps(found))
     with pytest.raises(ValueError, match="'task' is a required property"):
@@ -165,9 +245,13 @@ def test_onnx_gives_the_same_logit(bundle: Path, tmp_path: Path, expected: tuple
     import onnxruntime
 
     path = str(tmp_path / "model.onnx")
-    onnx_export(net_id="network_def", filepath=path, ckpt_file=str(bundle / "models" / "model.pt"), **options(bundle))
+    names = {"input_names": ["image"], "output_names": ["pred"]}  # as in the metadata, and as docs/zoo.md has it
+    onnx_export(
+        net_id="network_def", filepath=path, ckpt_file=str(bundle / "models" / "model.pt"), converter_kwargs=names,
+        **options(bundle),
+    )  # fmt: skip
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    (logit,) = session.run(None, {session.get_inputs()[0].name: expected[0].numpy()})
+    (logit,) = session.run(["pred"], {"image": expected[0].numpy()})
     np.testing.assert_allclose(logit, expected[1].numpy(), rtol=1e-5, atol=1e-6)
 
 
