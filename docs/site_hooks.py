@@ -73,6 +73,9 @@ def on_page_markdown(markdown: str, *, page: Any, files: Files, **_: Any) -> str
     if page.file.src_uri == "api.md":
         markdown = re.sub(r"`(mri_alm\.\w+\.\w+)`", public, markdown)
     markdown = re.sub(r"\]\(((?!https?:)[^)#\s]+)\.ipynb\)", r"](\1.md)", markdown)
+    markdown = re.sub(
+        r"(!\[[^\]]*\])\(docs/([^)\s]+)\)", lambda m: f"{m[1]}({posixpath.relpath(m[2], here or '.')})", markdown
+    )
     markdown = re.sub(r"\]\(((?!https?:)[^)#\s]+\.md)(#[^)\s]*)?\)", link, markdown)
     return re.sub(r"(?<!\[)`((?:docs/|cohorts/|docker/|benchmarks/)[\w/.-]*(?:\.md|/)|[A-Z]+\.md)`", name, markdown)
 
@@ -117,9 +120,8 @@ def _reference(modules: dict[str, Path]) -> str:
     rows = []
     for module, path in modules.items():
         docstring = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
-        rows.append(
-            f"| [`{module}`]({module}.md) | {PlainRoles.plain(' '.join(docstring.partition('.')[0].split()))}. |"
-        )
+        first = " ".join(docstring.split()).partition(". ")[0].rstrip(".")
+        rows.append(f"| [`{module}`]({module}.md) | {PlainRoles.plain(first)}. |")
     return (
         "# Reference\n\nOf every public class and function, from the docstrings. [Use it from Python](../api.md) has "
         "the names to begin with, and samples.\n\n| module | what it is for |\n|---|---|\n" + "\n".join(rows) + "\n"

@@ -42,7 +42,7 @@ Classification, MR, Prostate, Class imbalance, Biparametric
 
 ## **Data**
 
-{data}
+{data}Training: {trained}
 
 #### **Preprocessing**
 
@@ -186,7 +186,7 @@ def _write(run: TrainedRun, output: Path, label: BundleLabel, *, carry_package: 
     metadata = _metadata(read_json(configs_folder() / "metadata.json"), run) | label.metadata()
     write_json(output / "configs" / "metadata.json", metadata)
     size = sum(tensor.numel() for member in members for tensor in member.parameters())
-    write_bytes(output / "docs" / "README.md", _card(metadata, run, size, carried=carry_package).encode())
+    write_bytes(output / "docs" / "README.md", _card(metadata, run, label, size=size, carried=carry_package).encode())
     for name, content in carried_package().items() if carry_package else ():
         write_bytes(output / name, content)
 
@@ -267,7 +267,7 @@ def _auc_in_words(metrics: Mapping[str, Any]) -> str:
     return f"{metrics['test_auc']:.3f}{between}, {exams}"
 
 
-def _card(metadata: dict[str, Any], run: TrainedRun, size: int, *, carried: bool) -> str:
+def _card(metadata: dict[str, Any], run: TrainedRun, label: BundleLabel, *, size: int, carried: bool) -> str:
     image = metadata["network_data_format"]["inputs"]["image"]
     own = f"mri-alm {version('mri-alm')}"
     return _CARD.format(
@@ -284,7 +284,8 @@ def _card(metadata: dict[str, Any], run: TrainedRun, size: int, *, carried: bool
         positives=run.point.n_positive,
         auc=_auc_in_words(metadata["eval_metrics"]),
         point=run.point.in_words(),
-        data=f"{metadata['data_source']} {trained_in_words(run.trained_on)}",
+        data=f"{label.data_source}\n\n" if label.data_source else "",
+        trained=trained_in_words(run.trained_on),
         note=f" **This model was {note}.**" if (note := training_note(run.trained_on)) else "",
         needs=f"It carries the package {own}, in `mri_alm`." if carried else f"It needs {own}, installed.",
         parameters=f"{size:,}",

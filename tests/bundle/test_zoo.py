@@ -132,7 +132,7 @@ def test_who_shares_a_model_says_what_it_is(trained: Path, tmp_path: Path) -> No
     assert (tmp_path / "b" / "LICENSE").read_text() == "Ask us."
     card = (tmp_path / "b" / "docs" / "README.md").read_text()
     assert card.startswith("# Prostate of X\n\n### **Authors**\n\nA, B\n")
-    assert "\n\nHospital X. " in card
+    assert "\n\nHospital X.\n\nTraining: " in card
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_an_exported_bundle_says_it_everywhere(trained: Path, tmp_path: Path) ->
                                              "works, and nothing of patients.")  # fmt: skip
     card = (bundle / "docs" / "README.md").read_text()
     assert "about a patient.** **This model was trained on synthetic exams.**\n" in card
-    assert "| trained on | 4 exams, trained on synthetic exams: scanner's make mri-alm; field strength 3 T;" in card
+    assert "\nTraining: 4 exams, trained on synthetic exams: scanner's make mri-alm; field strength 3 T;" in card
     assert TrainedRun(bundle).trained_on == SYNTHETIC == read_run(run).trained_on
 
 

@@ -292,6 +292,7 @@ def test_every_change_of_a_bundle_is_shown_with_all_that_it_names(
         },
         'salt: "known", which is for the one to say': {"salt": "known"},
         'output: "far/x", which is for the one to say': {"output": "far/x"},
+        'output_dir: "far/x", which is for the one to say': {"output_dir": "far/x"},
         "allow_outside_paths: true, which is for the one to say": {"allow_outside_paths": True},
     }
     for said, change in changes.items():

@@ -175,7 +175,7 @@ def test_report_and_bundle_say_rule_and_bound(manifest: Path, run: Path, tmp_pat
     export_bundle(trained, bundle, licence=Path("LICENSE"))
     text = (bundle / "docs" / "README.md").read_text()
     assert words in text
-    assert "| members | 5 networks, the largest logit counts, then the sigmoid |" in text
+    assert " 5 networks, the largest logit counts, then the sigmoid.\n" in text
     description = load(bundle / "configs" / "metadata.json")["description"]
     assert description.endswith(
         ", 5 folds of patients, the largest logit of their members, threshold by the minmax rule."
