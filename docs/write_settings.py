@@ -38,6 +38,8 @@ place of the default, which fits the phantom. Every setting has an anchor: [`set
 | `--mu0 0` | no constraints: the base loss alone, for comparison |
 | `--loss a_fl --gamma 2` | another base loss |
 | `--preset official_2022` | the choices of the authors' code in place of the paper's ([table](method.md#paper-the-authors-code-and-this-projects-default)); each can be set alone |
+| `--profile clinical` | a finer grid and a larger network at once ([what it costs](performance.md)); each value can be set alone |
+| `--optimiser adamw --schedule cosine --warmup 2` | AdamW, with a learning rate that rises for two epochs and falls along half a cosine |
 | `--patience 10` | stop a split when its validation AUC has not risen for ten epochs |
 | `--run_dir runs/x` | another run; a folder is never mixed with other settings |
 """
