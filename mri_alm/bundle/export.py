@@ -77,9 +77,9 @@ A CPU is enough; a GPU is used where there is one. {parameters} parameters in al
 
 ## **Limitations**
 
-The threshold was set on the training cohort; {positives} positive patients stand behind it. At another hospital set one
-on a calibration cohort of your own (`--calibration`, `--labels`). Nothing here names the exams of the training cohort,
-so that yours are others is yours to know.
+{behind} At another hospital set one on a calibration cohort of your own
+(`--calibration`, `--labels`). Nothing here names the exams of the training cohort, so that yours are others is yours to
+know.
 
 ## **References**
 
@@ -281,7 +281,7 @@ def _card(metadata: dict[str, Any], run: TrainedRun, label: BundleLabel, *, size
         spacing=" x ".join(map(str, run.settings["spacing"])),
         loss=run.settings["loss"],
         preset=run.settings["preset"],
-        positives=run.point.n_positive,
+        behind=_behind(run),
         auc=_auc_in_words(metadata["eval_metrics"]),
         point=run.point.in_words(),
         data=f"{label.data_source}\n\n" if label.data_source else "",
