@@ -34,6 +34,7 @@ REASONS = (
     "downloads a schema; tests/bundle/test_zoo.py runs it with one of its own",
     "starts a server",
     "trains thirteen networks for many minutes; tests/training/test_partition.py trains five",
+    "changes the reader's shell",
     "needs SLURM; tests/test_slurm.py runs it with a stand-in",
     "the loop's model and data are the reader's; a test of its own runs it",
     "measures for minutes or hours",
