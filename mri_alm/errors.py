@@ -1,6 +1,7 @@
 """The two kinds of bad input, each a sentence a person can act on."""
 
 import difflib
+import numbers
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
@@ -93,6 +94,20 @@ def one_of(name: str, value: str, options: Sequence[str]) -> None:
     """
     if value not in options:
         raise InputError(f'{name} must be one of {", ".join(options)}, got "{value}".')
+
+
+def numbers_only(*, none: bool = False, **values: object) -> None:
+    """Refuse values that are no numbers: texts, True and False, and None unless ``none`` allows it.
+
+    Raises:
+        InputError: With the name of the first one.
+    """
+    for name, value in values.items():
+        if none and value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            shown = f'"{value}"' if isinstance(value, str) else value
+            raise InputError(f"{name} must be a number, got {shown}.")
 
 
 def refuse_all(problems: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ from monai.networks.layers.utils import get_norm_layer
 from monai.networks.nets.resnet import ResNetBlock
 from torch import Tensor, nn
 from torch.nn.functional import linear, normalize
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from mri_alm.errors import InputError, one_of
@@ -359,13 +360,21 @@ def in_parts(network: nn.Module, image: Tensor, size: int) -> Tensor:
     The term couples all scores of a batch, so the losses of its parts do not add up to the loss of the whole (gradients
     accumulated over micro-batches are those of another objective). This is exact: every score is there before the
     loss, and one part's activations at a time are in memory. It costs one more forward pass. Random numbers
-    (dropout) repeat; running statistics of batch normalisation are updated twice, with the same values.
+    (dropout) repeat. Batch normalisation is refused in training: it would take each part's statistics for the batch's.
 
     Args:
         network: Maps ``(b, ...)`` to ``(b, ...)``.
         image: ``(B, ...)``.
         size: Samples per part, >= 1.
+
+    Raises:
+        InputError: If a layer normalises by the statistics of what it is given, as batch normalisation does.
     """
+    if any(isinstance(layer, _BatchNorm) and layer.training for layer in network.modules()):
+        raise InputError(
+            f"micro_batch {size} cannot be exact with batch normalisation, which sees one part at a time: leave "
+            "micro_batch out, or choose another norm, such as instance."
+        )
     return torch.cat(
         [cast(Tensor, checkpoint(network, part, use_reentrant=False)) for part in torch.split(image, size)]
     )

@@ -74,7 +74,8 @@ class ProcessShare(Sampler[list[int]]):
 
     All processes have to draw the same batches (equal seeds), so that their shares make up exactly the batch that one
     process would have: the objective gathers them again. A batch with fewer samples than processes is filled up with
-    copies, which the objective counts once.
+    copies, which the objective counts once. So samples must be drawn without replacement where there are several
+    processes: a batch that holds one twice is refused then.
 
     Args:
         batches: Sampler of whole batches; its ``set_epoch`` is called if it has one.
@@ -93,7 +94,16 @@ class ProcessShare(Sampler[list[int]]):
         return len(cast(Sequence[list[int]], self.batches))
 
     def __iter__(self) -> Iterator[list[int]]:
-        """The shares."""
+        """The shares.
+
+        Raises:
+            InputError: If there are several processes, and a batch holds a sample twice.
+        """
         for batch in self.batches:
+            if world_size() > 1 and len(set(batch)) < len(batch):
+                raise InputError(
+                    f"A batch holds a sample more than once ({len(set(batch))} different ones of {len(batch)}), which "
+                    "several processes would count once. Draw without replacement, or train in one process."
+                )
             whole = batch if len(batch) >= world_size() else batch * world_size()
             yield whole[process_rank() :: world_size()]

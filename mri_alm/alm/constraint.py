@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mri_alm.errors import InputError, one_of
+from mri_alm.errors import InputError, numbers_only, one_of
 
 ScoreKind = Literal["probability", "logit", "log_odds"]
 
@@ -198,10 +198,14 @@ class _SortedHingeSums(torch.autograd.Function):
         count = torch.searchsorted(-descending, -threshold)
         excess = torch.zeros_like(negative)
         gaps = torch.sub(descending[:-1], descending[1:], out=excess[1:])
+        gaps.masked_fill_(descending[:-1] == descending[1:], 0)  # of two infinite scores too
         gaps.mul_(torch.arange(1, negative.numel(), dtype=torch.float64, device=negative.device)).cumsum_(0)
         last = (count - 1).clamp_(min=0)
         ctx.save_for_backward(count, order)
-        return torch.where(count > 0, excess[last] + count * (descending[last] - threshold), 0.0)
+        q = torch.where(count > 0, excess[last] + count * (descending[last] - threshold), 0.0)
+        # Infinite on both sides: no difference exists, as in the matrix.
+        met = positive.isinf() & ((positive == descending[0]) | (positive == descending[-1]))
+        return q.masked_fill(met, torch.nan)
 
     @staticmethod
     @once_differentiable
@@ -313,6 +317,9 @@ class RankingConstraint:
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be meant."""
+        numbers_only(delta=self.delta, scale=self.scale, tolerance=self.tolerance, kind=self.kind)
+        if self.kind not in (1, 2):
+            raise InputError(f"kind must be 1 or 2 (multi-class constraint 1 or 2), got {self.kind}.")
         if not 0 <= self.delta < float("inf"):
             raise InputError(f"delta must be 0 or more, got {self.delta}: it is the margin a positive must win by.")
         one_of("score", self.score, get_args(ScoreKind))

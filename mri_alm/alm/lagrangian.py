@@ -7,6 +7,7 @@ Plain PyTorch; nothing here knows about MONAI. A training loop has three calls t
     objective.end_epoch(validation_auc)                                                      # every epoch
 """
 
+import logging
 import math
 from typing import Any, Literal, cast
 
@@ -17,9 +18,15 @@ from torch.nn import functional
 from mri_alm.alm.constraint import RankingConstraint, Violations
 from mri_alm.alm.processes import first_visits, gather, world_size
 from mri_alm.alm.schedule import MuSchedule, check_mu
-from mri_alm.errors import InputError, one_of
+from mri_alm.errors import InputError, numbers_only, one_of
 
-_NAMES = ("base_loss", "alm_term", "base_gradient", "alm_gradient", "satisfied", "constraints", "batches", "active")
+logger = logging.getLogger("mri_alm")
+
+_NAMES = (
+    "base_loss", "alm_term", "base_gradient", "alm_gradient", "satisfied", "constraints", "batches", "active",
+    "saturated",
+)  # fmt: skip
+_SATURATED = 1e-3  # of sigmoid's slope, which is 1/4 at its steepest
 
 
 class EpochSums(nn.Module):
@@ -44,9 +51,10 @@ class EpochSums(nn.Module):
         values = torch.stack([base.detach().double(), term])
         counts = [float(len(found.q)) * found.active, 1.0, float(found.active)]
         satisfied = ((found.q <= found.slack).sum() * found.active).double().view(1)
-        self.sums += torch.cat(
-            [values, norms, satisfied, torch.tensor(counts, dtype=torch.float64, device=norms.device)]
-        )
+        self.sums += torch.cat([
+            values, norms, satisfied, torch.tensor(counts, dtype=torch.float64, device=norms.device),
+            flat_violations(found).sum().double().view(1),
+        ])  # fmt: skip
 
     def take(self) -> dict[str, float]:
         """The sums by name; they start anew."""
@@ -71,6 +79,14 @@ def gradient_norms(logits: Tensor, base: Tensor, term: Tensor, *, active: bool) 
         return torch.zeros(2, dtype=torch.float64, device=logits.device)
     gradients = [torch.autograd.grad(part, logits, retain_graph=True)[0] for part in (base, term)]
     return torch.stack([gradient.double().norm() for gradient in gradients])
+
+
+def flat_violations(found: Violations) -> Tensor:
+    """Which constraints ``(K,)`` are violated by a probability so near 0 or 1 that its logit hardly moves it."""
+    if found.score.dim() > 1 or found.owner.dim() > 1 or not found.active:
+        return torch.zeros_like(found.q, dtype=torch.bool)
+    own = found.score.detach()[found.owner]
+    return (found.q > found.slack) & (own * (1 - own) < _SATURATED)
 
 
 def averages(sums: dict[str, float], *, measuring: bool) -> dict[str, float]:
@@ -165,6 +181,7 @@ class AugmentedLagrangian(nn.Module):
         super().__init__()
         self.constraint, self.schedule = constraint or RankingConstraint(), schedule or MuSchedule()
         check_mu(mu)
+        numbers_only(num_samples=num_samples, negative_bank=negative_bank)
         _check_bank(negative_bank, self.constraint)
         if num_samples < 1:
             raise InputError(f"num_samples must be 1 or more, got {num_samples}.")
@@ -192,6 +209,7 @@ class AugmentedLagrangian(nn.Module):
         self.register_buffer("ratios", torch.zeros(2, dtype=torch.float64), persistent=self.held)  # sum, epochs
         self.register_buffer("row", torch.full((num_samples if pairs else 0,), -1), persistent=pairs)
         self._sums = EpochSums()
+        self._told = False
         self._pending: tuple[Tensor, Tensor, bool] | None = None
 
     def forward(self, logits: Tensor, label: Tensor, index: Tensor) -> Tensor:
@@ -308,6 +326,7 @@ class AugmentedLagrangian(nn.Module):
         if self.dual_update == "per_epoch":
             self._move_once()
         sums, seen = self._sums.take(), self.multipliers[self._visits > 0]
+        self._warn_if_flat(sums)
         report = averages(sums, measuring=self._measuring) | {
             "lambda_mean": float(seen.mean()) if len(seen) else 0.0,
             "lambda_max": float(seen.max()) if len(seen) else 0.0,
@@ -324,6 +343,19 @@ class AugmentedLagrangian(nn.Module):
             self.previous_metric.fill_(value)
         self._visits.zero_()
         return {**report, "mu_next": float(self.mu)}
+
+    def _warn_if_flat(self, sums: dict[str, float]) -> None:
+        """Say once when most violations of an epoch have no gradient, so that multipliers grow to no effect."""
+        violated = sums["constraints"] - sums["satisfied"]
+        if self._told or self.constraint.score != "probability" or sums["saturated"] <= violated / 2:
+            return
+        self._told = True
+        logger.warning(
+            "%d of %d violated constraints of epoch %d compare a probability that is nearly 0 or 1: its gradient is "
+            "nearly zero, and multipliers grow without it. Set score to log_odds, which does not saturate (delta is "
+            "then in units of the logit, and mu0 another one: leave it at auto).",
+            sums["saturated"], violated, int(self.epoch) + 1,
+        )  # fmt: skip
 
     def _move_once(self) -> None:
         """The step of all multipliers whose samples were visited in the epoch."""

@@ -10,12 +10,13 @@ Those that need a normalised head, or take several classes, are in `mri_alm.alm.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
-from mri_alm.errors import InputError
+from mri_alm.errors import InputError, numbers_only
 
 
 class BinaryCrossEntropy(nn.Module):
@@ -41,6 +42,7 @@ class WeightedBinaryCrossEntropy(nn.Module):
 
     def __init__(self, positive_weight: float) -> None:
         super().__init__()
+        numbers_only(positive_weight=positive_weight)
         if not 0 < positive_weight < math.inf:
             raise InputError(f"positive_weight must be a finite number > 0, got {positive_weight}")
         self.positive_weight = positive_weight
@@ -189,6 +191,7 @@ def class_balanced_weights(counts: Sequence[int], beta: float, *, normalise: boo
     References:
         Cui et al., CVPR 2019.
     """
+    numbers_only(beta=beta)
     if not 0 <= beta < 1:
         raise InputError(f"beta must be in [0, 1), got {beta}")
     weights = [(1 - beta) / (1 - beta**count) for count in checked_counts(counts)]
@@ -205,6 +208,8 @@ def checked_counts(counts: Sequence[int]) -> Sequence[int]:
 
 def non_negative(name: str, value: float) -> float:
     """The value, or an `InputError` that names the parameter."""
+    given: dict[str, Any] = {name: value}
+    numbers_only(**given)
     if not 0 <= value < math.inf:
         raise InputError(f"{name} must be a finite number >= 0, got {value}")
     return value
@@ -283,6 +288,7 @@ class PartialAUC(nn.Module):
 
     def __init__(self, max_fpr: float = 0.3, *, margin: float = 1.0) -> None:
         super().__init__()
+        numbers_only(max_fpr=max_fpr, margin=margin)
         if not 0 < max_fpr <= 1 or not 0 < margin < math.inf:
             raise InputError(f"max_fpr must be in (0, 1] and margin > 0 and finite, got {max_fpr} and {margin}.")
         self.max_fpr, self.margin = max_fpr, margin

@@ -4,6 +4,7 @@ from typing import cast
 
 from monai.losses import AUCMLoss
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from mri_alm.alm.losses import checked_pair
 
@@ -25,10 +26,11 @@ class AUCMargin(nn.Module):
     def __init__(self, margin: float = 1.0) -> None:
         super().__init__()
         self.loss = AUCMLoss(margin=margin, version="v2")  # v1 needs the class ratio of the cohort
-        self.loss.alpha.register_hook(lambda gradient: -gradient)
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
         """Loss of a batch: ``logits`` (B,), ``label`` (B,) in {0, 1} -> scalar."""
         self.loss.alpha.data.clamp_(min=0)
         score = checked_pair(logits, label).sigmoid()
-        return cast(Tensor, self.loss(score[:, None], label.to(score.dtype)[:, None]))
+        alpha = self.loss.alpha
+        reversed_ = {"alpha": 2 * alpha.detach() - alpha}  # its value; unlike a hook, a copy of the module has it too
+        return cast(Tensor, functional_call(self.loss, reversed_, (score[:, None], label.to(score.dtype)[:, None])))

@@ -1,10 +1,11 @@
 """When the penalty coefficient mu grows, and the named sets of choices where the paper and its authors' code differ."""
 
+import numbers
 from dataclasses import dataclass
 from typing import Literal
 
 from mri_alm.alm.constraint import ScoreKind
-from mri_alm.errors import InputError, one_of
+from mri_alm.errors import InputError, numbers_only, one_of
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,7 @@ class MuSchedule:
     And how multipliers move, and how strong the term may be.
 
     Args:
-        rho: Factor of a growth step, > 1.
+        rho: Factor of a growth step, > 1 and finite.
         growth: ``"auc"`` (the paper): mu grows after an epoch whose validation metric fell. ``"violation"``: after one
             whose validation violation is above the constraint's tolerance and did not fall.
         margin: The metric must fall by more than this, >= 0; the violation too, else mu grows. The paper says "by a
@@ -51,8 +52,9 @@ class MuSchedule:
     def __post_init__(self) -> None:
         """Refuse values that cannot be meant."""
         one_of("growth", self.growth, ("auc", "violation"))
-        if not self.rho > 1:
-            raise InputError(f"rho must be greater than 1, got {self.rho}: mu grows by this factor.")
+        self._refuse_what_is_no_number()
+        if not 1 < self.rho < float("inf"):
+            raise InputError(f"rho must be greater than 1 and finite, got {self.rho}: mu grows by this factor.")
         if not self.margin >= 0:
             raise InputError(f"mu_margin must be 0 or more, got {self.margin}.")
         if isinstance(self.cap, str) and self.cap != "official":
@@ -69,6 +71,13 @@ class MuSchedule:
             raise InputError(f"dual_rate must be 0 or more (or None for mu), got {self.dual_rate}.")
         if not 0 <= self.dual_decay <= 1:
             raise InputError(f"dual_decay must lie between 0 (nothing is lost) and 1, got {self.dual_decay}.")
+
+    def _refuse_what_is_no_number(self) -> None:
+        numbers_only(rho=self.rho, mu_margin=self.margin, mu0_ratio=self.auto_ratio, dual_decay=self.dual_decay)
+        numbers_only(none=True, ratio_cap=self.ratio_cap, gradient_cap=self.gradient_cap, dual_rate=self.dual_rate)
+        numbers_only(none=True, mu_start_epoch=self.start_epoch, mu_forced_epoch=self.forced_epoch)
+        if not isinstance(self.cap, str):
+            numbers_only(none=True, mu_cap=self.cap)
 
     def grows(self, epoch: int, metric: float, previous: float) -> bool:
         """Whether mu grows after an epoch.
@@ -184,7 +193,8 @@ def check_mu(mu: float | str) -> None:
     Raises:
         InputError: Unless it is finite and >= 0, ``"auto"`` or ``"auto_run"``.
     """
-    if mu not in ("auto", "auto_run") and not (not isinstance(mu, str) and 0 <= mu < float("inf")):
+    number = isinstance(mu, numbers.Real) and not isinstance(mu, bool)
+    if mu not in ("auto", "auto_run") and not (number and 0 <= float(mu) < float("inf")):
         shown = f'"{mu}"' if isinstance(mu, str) else mu
         raise InputError(
             f'mu0 must be a number >= 0 or "auto" or "auto_run", got {shown}. Zero trains the base loss alone.'

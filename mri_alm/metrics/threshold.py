@@ -4,6 +4,10 @@ Let s_(1) <= ... <= s_(n) be the scores of ``n`` independent positives (one per 
 model selection. "Positive" means ``score >= tau``. With tau = s_(r), at most r - 1 of them are missed, and the miss
 rate of new patients follows Beta(r, n - r + 1), or less where scores tie. The ways to choose r differ in what they
 promise, and are named for it. r = 0 has an honest outcome too: tau = -infinity, examine everyone.
+
+The number that is used lies halfway between s_(r) and the next lower of all held-out scores (:func:`midway_below`): no
+decision on them differs, new positives are missed as often or more rarely, and an exam whose score is s_(r) itself is
+not missed when another batch or processor moves it by the last digits.
 """
 
 import math
@@ -26,7 +30,8 @@ class OperatingPoint:
 
     Attributes:
         threshold: Positive iff score >= threshold, of the kind the scores had; -inf means "examine everyone".
-        rank: The threshold is the ``rank``-th smallest held-out positive score; 0 means "examine everyone".
+        rank: The threshold lies just below the ``rank``-th smallest held-out positive score, see :func:`midway_below`;
+            0 means "examine everyone". Files of before 0.5.0 have that score itself.
         n_positive: Held-out positives; 0, and only then: nobody was held out, and there is no threshold.
         n_negative: Held-out negatives.
         false_negatives: Held-out positives below the threshold; fewer than ``rank - 1`` where scores tie.
@@ -73,7 +78,7 @@ class OperatingPoint:
         """Three lines for a person: the threshold, what it rests on, what to expect of it."""
         if not self.n_positive:
             return f"No threshold.\n  Basis: {self.basis}."
-        threshold = f"{self.threshold:.4f}" if math.isfinite(self.threshold) else "none (examine everyone)"
+        threshold = f"{self.threshold:.6g}" if math.isfinite(self.threshold) else "none (examine everyone)"
         if self.miss_rate_upper_95 is None:
             return (
                 f"Threshold {threshold} on the largest score of {self.folds} members: minmax, "
@@ -175,7 +180,7 @@ _MINMAX_BASIS = (
 def fixed_fn_threshold(
     label: ArrayLike, score: ArrayLike, max_fn: int, *, source: ScoreSource = "pooled"
 ) -> OperatingPoint:
-    """The highest threshold that misses at most ``max_fn`` of the held-out positives: s_(max_fn + 1).
+    """The threshold that misses at most ``max_fn`` of the held-out positives: just below s_(max_fn + 1).
 
     It promises nothing for new patients by itself: read ``expected_miss_rate`` and ``miss_rate_upper_95``.
 
@@ -243,7 +248,7 @@ def mean_miss_rate_threshold(
 
 
 def minmax_threshold(label: ArrayLike, score: ArrayLike, max_fn: int, *, folds: int) -> OperatingPoint:
-    """The threshold s_(max_fn + 1) for the **largest** score of all members, with its bound on the mean miss rate.
+    """The threshold below s_(max_fn + 1) for the **largest** of all members' scores, and its bound on the mean.
 
     Args:
         label: ``(B,)`` in {0, 1}, one sample per patient.
@@ -264,11 +269,11 @@ def minmax_threshold(label: ArrayLike, score: ArrayLike, max_fn: int, *, folds: 
 def _operating_point(
     positive: NDArray[np.bool_], score: Floats, rank: int, rule: str, source: ScoreSource
 ) -> OperatingPoint:
-    """The operating point at s_(rank), with its rates."""
+    """The operating point just below s_(rank), with its rates."""
     if source not in _BASIS:
         raise InputError(f"Unknown source of scores {source!r}: use one of {', '.join(_BASIS)}.")
     n = int(positive.sum())
-    threshold = float(np.sort(score[positive])[rank - 1]) if rank else -math.inf
+    threshold = float(midway_below(score, np.sort(score[positive])[rank - 1 : rank])[0]) if rank else -math.inf
     return OperatingPoint(
         threshold=threshold,
         rank=rank,
@@ -281,6 +286,22 @@ def _operating_point(
         rule=rule,
         basis=_BASIS[source],
     )
+
+
+def midway_below(score: Floats, at: Floats) -> Floats:
+    """Halfway from each of ``at`` to the next lower score, so that both are decided alike when they move a little.
+
+    Where no score is lower, a ten-thousandth of its size below; where no number lies between the two, itself.
+
+    Args:
+        score: ``(B,)``, all held-out scores of both classes, of any kind.
+        at: ``(K,)`` of them.
+    """
+    ascending = np.unique(score)
+    place = np.searchsorted(ascending, at)
+    lower = np.where(place > 0, ascending[np.maximum(place - 1, 0)], at - 2e-4 * np.abs(at))
+    middle = lower + (at - lower) / 2
+    return np.where(middle > lower, middle, at)
 
 
 def one_score_per_patient(

@@ -103,8 +103,9 @@ class CheckpointRule:
     Args:
         metric: Name of the validation metric, larger is better.
         rule: ``"best"``: the highest metric, the earlier epoch on a tie. ``"official"`` (the authors' code): on a tie
-            the epoch of lower validation loss, if its training AUC is above the best metric - 0.05. ``"last"``: the
-            last epoch, so that validation chooses nothing.
+            the epoch of lower validation loss, if its training AUC is above the best metric - 0.05 (several classes
+            have no training AUC, and no such condition). ``"last"``: the last epoch, so that validation chooses
+            nothing.
         patience: Stop after this many epochs without a better one; None: never.
         ema: Decay per step, in [0, 1), of an exponential moving average of the weights, which is validated and kept in
             their place; training goes on with the weights themselves. 0: no average.
@@ -140,7 +141,8 @@ class CheckpointRule:
             return True
         value, loss = report[self.metric], report["val_loss"]
         tie = self.rule == "official" and value == self.best["auc"] and loss < self.best["loss"]
-        if not (self.rule == "last" or value > self.best["auc"] or (tie and report["train_auc"] > value - 0.05)):
+        trained = report.get("train_auc", math.inf)
+        if not (self.rule == "last" or value > self.best["auc"] or (tie and trained > value - 0.05)):
             return False
         self.best = {"auc": value, "epoch": int(report["epoch"]), "loss": loss}
         return True

@@ -645,8 +645,8 @@ def test_arguments_out_of_range(options: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rho": 1.0}, "rho must be greater than 1, got 1.0"),
-        ({"rho": math.nan}, "rho must be greater than 1, got nan"),
+        ({"rho": 1.0}, "rho must be greater than 1 and finite, got 1.0"),
+        ({"rho": math.nan}, "rho must be greater than 1 and finite, got nan"),
         ({"margin": -0.1}, "mu_margin must be 0 or more, got -0.1"),
         ({"margin": math.nan}, "mu_margin must be 0 or more, got nan"),
         ({"cap": 0.5}, "mu_cap is a multiple of mu0 and must be 1 or more"),

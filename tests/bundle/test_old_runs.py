@@ -99,13 +99,22 @@ def test_a_run_made_before_is_gone_on_with_to_the_results_of_then(place: Path) -
         found["model_sha256"] = then["model_sha256"]  # of the file, in which torch writes names of storages
         assert same(found, then)
         assert same(cells(run / f"split_{k}" / "validation.csv"), cells(expected / f"split_{k}" / "validation.csv"))
-    for name in ("heldout.csv", "scores.csv"):
-        assert same_cells(run / name, expected / name), name
+    assert same_cells(run / "heldout.csv", expected / "heldout.csv")
+    point = json.loads((expected / "threshold.json").read_text())["threshold"]
+    held_out = sorted(1 / (1 + np.exp(-row["logit"])) for row in cells(expected / "heldout.csv"))
+    now = (point + held_out[held_out.index(pytest.approx(point, rel=1e-12)) - 1]) / 2  # then it was the score itself
+    scores = [row | {"threshold": now} for row in cells(expected / "scores.csv")]
+    found_scores = [{name: row[name] for name in scores[0]} for row in cells(run / "scores.csv")]
+    assert [row.pop("threshold") for row in found_scores] == pytest.approx([row.pop("threshold") for row in scores])
+    assert same(found_scores, scores)
     for name in ("threshold.json", "metrics.json"):
         found, then = (json.loads((folder / name).read_text()) for folder in (run, expected))
         if name == "metrics.json":  # new in 0.5.0
             low, high = found["test"].pop("ensemble_auc_interval")
             assert low <= found["test"]["ensemble_auc"] <= high
+        if name == "threshold.json":
+            assert found.pop("threshold") == pytest.approx(now, rel=1e-9)
+            assert then.pop("threshold") == point
         assert same(*(part | {"checkpoints": None} for part in (found, then))), name
 
 

@@ -18,6 +18,7 @@ from mri_alm.metrics.threshold import (
     fixed_fn_threshold,
     future_false_negatives_cdf,
     mean_miss_rate_threshold,
+    midway_below,
     minimum_positives,
     miss_bound_in_words,
     neyman_pearson_rank,
@@ -164,11 +165,16 @@ def cohort(n_positive=13, n_negative=87, seed=0):
     return label, rng.normal(size=label.size) + label
 
 
+def below(score, at):
+    """Halfway to the next lower score, as a test's threshold."""
+    return pytest.approx((at + max(s for s in score if s < at)) / 2, rel=1e-12)
+
+
 @pytest.mark.parametrize("k", [0, 1, 2, 5])
 def test_fixed_fn_threshold_by_hand(k):
     label, score = cohort()
     point = fixed_fn_threshold(label, score, k)
-    assert point.threshold == sorted(score[:13])[k]
+    assert point.threshold == below(score, sorted(score[:13])[k])
     assert (point.rank, point.n_positive, point.n_negative, point.false_negatives) == (k + 1, 13, 87, k)
     assert point.expected_miss_rate == pytest.approx((k + 1) / 14)
     assert point.miss_rate_upper_95 == pytest.approx(clopper_pearson_upper(k, 13, 0.05))
@@ -178,8 +184,27 @@ def test_fixed_fn_threshold_by_hand(k):
 
 def test_ties_only_lower_the_number_missed():
     point = fixed_fn_threshold([1, 1, 1, 1, 0, 0], [1, 2, 2, 3, 2, 1], 2)
-    assert (point.threshold, point.false_negatives, point.false_positive_rate) == (2.0, 1, 0.5)
+    assert (point.threshold, point.false_negatives, point.false_positive_rate) == (1.5, 1, 0.5)
     assert point.expected_miss_rate == 3 / 5
+
+
+def test_the_exam_that_defines_the_threshold_does_not_flip_in_another_batch():
+    """Its logit moves by 1e-6, and so do those of all others: every decision stays."""
+    label = np.repeat([1, 0], [13, 87])
+    logit = 3 * cohort()[1]
+    score, moved = (1 / (1 + np.exp(-(logit + shift))) for shift in (0, -1e-6))
+    for k in range(13):
+        point = fixed_fn_threshold(label, score, k)
+        assert point.decide(score).tolist() == (score >= sorted(score[:13])[k]).tolist()
+        assert point.decide(moved).tolist() == point.decide(score).tolist()
+
+
+def test_halfway_below_by_hand():
+    score = np.array([0.5, 0.1, 0.3, 0.3, -2.0, np.nextafter(0.5, 1)])
+    at = np.array([0.1, 0.3, 0.5, -2.0, np.nextafter(0.5, 1)])
+    # nothing lower than -2: a ten-thousandth of it; nothing between neighbours of floating point: itself
+    np.testing.assert_allclose(midway_below(score, at), [-0.95, 0.2, 0.4, -2.0002, 0.5], rtol=1e-12)
+    assert midway_below(score, at)[-1] == np.nextafter(0.5, 1)
 
 
 @pytest.mark.parametrize("max_fn", [13, -1])
@@ -203,7 +228,7 @@ def test_neyman_pearson_threshold_is_the_order_statistic():
     label, score = cohort(100, 300)
     point = neyman_pearson_threshold(label, score, 0.1, 0.1, source="calibration")
     assert point.rank == neyman_pearson_rank(100, 0.1, 0.1) == 6
-    assert point.threshold == sorted(score[:100])[5]
+    assert point.threshold == below(score, sorted(score[:100])[5])
     assert point.rule == "P(miss rate > 0.1) <= 0.1"
     assert point.miss_rate_upper_95 == pytest.approx(clopper_pearson_upper(5, 100, 0.05))
 
@@ -218,7 +243,7 @@ def test_too_few_positives_mean_examine_everyone():
 def test_mean_miss_rate_threshold_says_what_it_bounds():
     label, score = cohort(200, 300)
     point = mean_miss_rate_threshold(label, score, 0.05)
-    assert point.threshold == sorted(score[:200])[9]
+    assert point.threshold == below(score, sorted(score[:200])[9])
     assert point.expected_miss_rate <= 0.05
     assert point.rule == "mean miss rate <= 0.05, no bound for one cohort"
 
@@ -264,7 +289,8 @@ LABEL, SCORE = [1, 1, 1, 0, 0, 0], [0.1 + 0.2, 0.7, 0.9, 0.2, 0.5, 0.8]
 
 def test_a_tied_score_is_positive():
     point = fixed_fn_threshold(LABEL, SCORE, 1)
-    assert point.decide([0.69, 0.7, 0.71]).tolist() == [False, True, True]
+    at = point.threshold
+    assert point.decide([np.nextafter(at, 0), at, 0.7]).tolist() == [False, True, True]
 
 
 def test_a_missing_score_never_passes_for_a_negative():
@@ -329,7 +355,7 @@ def test_mapie_finds_the_same_threshold(n: int, alpha: float, eps: float, slack:
     theirs = int(np.searchsorted(grid, np.max(controller.valid_predict_params))) + 1
     ours = neyman_pearson_rank(n, alpha, eps)
     assert ours - slack <= theirs <= ours
-    assert neyman_pearson_threshold(label, score, alpha, eps).threshold == grid[ours - 1]
+    assert neyman_pearson_threshold(label, score, alpha, eps).threshold == below(score, grid[ours - 1])
 
 
 # --- Patients, and what is known before training --------------------------------------------------------------------
@@ -342,7 +368,7 @@ def test_a_patient_counts_once_and_on_the_cautious_side():
     labels, scores = one_score_per_patient(patient, label, score)
     assert list(zip(labels.tolist(), scores.tolist(), strict=True)) == [(1, 0.6), (0, 0.5), (1, 0.9), (0, 0.2)]
     point = fixed_fn_threshold(labels, scores, 0)
-    assert (point.threshold, point.n_positive, point.n_negative) == (0.6, 2, 2)
+    assert (point.threshold, point.n_positive, point.n_negative) == (0.55, 2, 2)
     with pytest.raises(InputError, match="Each of the 6 scores needs its patient, found 5 patients"):
         one_score_per_patient(patient[:5], label, score)
 
@@ -381,8 +407,8 @@ def test_the_threshold_of_patients_keeps_its_promise(levels):
     broken = by_exam = 0
     for _ in range(draws):
         patient, score = draw(40)
-        names = [*map(str, patient), "negative"]
-        label, score = np.r_[np.ones(patient.size, int), 0], np.r_[score, 0.5]
+        names = [*map(str, patient), *(f"negative {i}" for i in range(401))]
+        label, score = np.r_[np.ones(patient.size, int), np.zeros(401, int)], np.r_[score, np.linspace(0, 1, 401)]
         for rows in (one_score_per_patient(names, label, score), (label, score)):
             point = neyman_pearson_threshold(*rows, 0.1, 0.1, source="calibration")
             too_many = np.searchsorted(population, point.threshold) / population.size > 0.1

@@ -117,9 +117,11 @@ def test_other_fields_are_refused(tmp_path: Path, change: dict[str, Any]) -> Non
 
 def test_points_on_other_scores_are_made_and_decide_as_before() -> None:
     point = fixed_fn_threshold([1, 1, 0], [-3.5, 7.0, 2.0], 0)
-    assert point.threshold == -3.5
+    assert point.threshold == pytest.approx(-3.50035, rel=1e-12)
     assert point.decide([-3.6, -3.5]).tolist() == [False, True]
-    with pytest.raises(DamagedFileError, match=r"x\.json: threshold must be a finite number from 0 to 1, found -3\.5"):
+    with pytest.raises(
+        DamagedFileError, match=r"x\.json: threshold must be a finite number from 0 to 1, found -3\.50035"
+    ):
         OperatingPoint.from_json(point.to_json(), "x.json")
 
 

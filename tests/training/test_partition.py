@@ -112,8 +112,10 @@ def load(path: Path) -> Any:
 
 def test_the_threshold_is_the_second_smallest_held_out_score_with_the_bound_of_five_folds(run: Path) -> None:
     point = load(run / "threshold.json")
-    lowest = sorted(float(row["logit"]) for row in read_rows(run / "heldout.csv") if row["label"] == "1")
-    assert point["threshold"] == pytest.approx(expit(lowest[1]), abs=1e-12)
+    held_out = [(float(row["logit"]), row["label"]) for row in read_rows(run / "heldout.csv")]
+    lowest = sorted(logit for logit, label in held_out if label == "1")
+    below = max(logit for logit, _ in held_out if logit < lowest[1])
+    assert point["threshold"] == pytest.approx((expit(below) + expit(lowest[1])) / 2, abs=1e-12)
     assert (point["rule"], point["rank"], point["folds"]) == ("minmax", 2, 5)
     assert point["expected_miss_rate"] == pytest.approx((2 + 2 - 1) / (10 + 2))
     assert point["miss_rate_upper_95"] is None
@@ -154,7 +156,9 @@ def test_exams_are_decided_by_the_largest_member_score_in_training_and_in_scorin
     }
     with_cohort = operating_point(trained, run / "scores.csv", manifest, alpha=0.5, eps=0.5)
     assert with_cohort.folds == 0  # another rule, whose scores are the largest members' all the same
-    assert 0 < with_cohort.threshold in {float(row["score"]) for row in found}
+    scores, positive = [float(row["score"]) for row in found], [label == 1 for label in labels]
+    at = sorted(s for s, y in zip(scores, positive, strict=True) if y)[with_cohort.rank - 1]
+    assert max([s for s in scores if s < at], default=0) < with_cohort.threshold < at
 
 
 def logit_of(score: float) -> float:
