@@ -33,7 +33,7 @@ from mri_alm.evaluation.performance import (
 )
 from mri_alm.evaluation.reader import ReaderComparison, compare_with_reader, reader_warnings
 from mri_alm.metrics.ranking import Floats, check_binary
-from mri_alm.metrics.threshold import clopper_pearson_upper, minimum_positives
+from mri_alm.metrics.threshold import clopper_pearson_upper, midway_below, minimum_positives
 from mri_alm.metrics.uncertainty import bootstrap_interval
 
 MOST_ALLOWED = 100  # nobody ships a threshold that misses more; keeps the page small
@@ -159,7 +159,9 @@ def evaluate(
     return Evaluation(
         data=data,
         performances={
-            model.name: performance_of(data.label, model.score, model.needed, draws=draws, seed=seed)
+            model.name: performance_of(
+                data.label, model.score, model.needed, patient=data.patients, draws=draws, seed=seed
+            )
             for model in data.models
         },
         comparisons=compare_scores(data, draws=draws, seed=seed),
@@ -197,8 +199,8 @@ def _trade_offs(
     first = data.models[0]
     if calibration:
         steps = tuple(trade_off(data.label, first.score, calibration))
-        shipped = next((i for i, step in enumerate(steps) if step.threshold == first.threshold), 1)
-        yield TradeOff("calibration", int(calibration[0].sum()), shipped, steps)
+        decided = 1 if first.threshold is None else _step_of(first.threshold, *calibration)
+        yield TradeOff("calibration", int(calibration[0].sum()), min(decided, len(steps) - 1), steps)
     if (
         record and record.point.n_positive and not record.point.folds
     ):  # the law of new misses is not that of a largest score
@@ -256,7 +258,12 @@ def trade_off(
 
 def _thresholds(positive: NDArray[np.generic], score: Floats) -> Floats:
     """Those that allow 0, 1, ... false negatives among these very studies."""
-    return np.sort(score[positive == 1])[: MOST_ALLOWED + 1]
+    return midway_below(score, np.sort(score[positive == 1])[: MOST_ALLOWED + 1])
+
+
+def _step_of(threshold: float, positive: NDArray[np.generic], score: Floats) -> int:
+    """The step that decides as a threshold does on the positives that steps are set on."""
+    return 1 + int((score[positive == 1] < threshold).sum()) if math.isfinite(threshold) else 0
 
 
 def _shares_spared(positive: NDArray[np.generic], score: Floats) -> Floats:
@@ -273,8 +280,9 @@ def _warnings(data: LabelledScores, groups: Sequence[Subgroup], run: RunRecord |
         )
     if patients < studies:
         yield (
-            f"{studies} studies come from {patients} patients. Intervals and bounds assume independent studies and are "
-            "too narrow: keep one study per patient."
+            f"{studies} studies come from {patients} patients. Intervals of AUCs and FPRs count patients; those of "
+            "shares (sensitivity, spared) and bounds assume independent studies and are too narrow: keep one study per "
+            "patient."
         )
     if run and (note := training_note(run.trained_on)):
         yield f"The model was {note}: figures show that the software works, and nothing of patients."

@@ -69,7 +69,8 @@ def _cohort(data: LabelledScores) -> str:
 def _statistics(evaluation: Evaluation) -> str:
     """How the intervals and tests were computed."""
     return (
-        f"95 % intervals: stratified percentile bootstrap ({evaluation.draws} draws, seed {evaluation.seed}); "
+        "95 % intervals: AUC by Newcombe's method 5; FPRs and the like by stratified percentile bootstrap "
+        f"({evaluation.draws} draws, seed {evaluation.seed}), of patients where they have several exams; "
         "proportions: Clopper and Pearson; AUCs compared by DeLong's paired test, Holm over all pairs. Upper "
         "bounds of the miss rate: Clopper and Pearson, one-sided, 95 %, independent exams assumed."
     )

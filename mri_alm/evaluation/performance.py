@@ -27,7 +27,15 @@ from mri_alm.metrics.ranking import (
     fpr_at_tpr,
 )
 from mri_alm.metrics.threshold import clopper_pearson_upper
-from mri_alm.metrics.uncertainty import DelongTest, bootstrap_interval, delong_auc, delong_test, holm, partial_auc
+from mri_alm.metrics.uncertainty import (
+    DelongTest,
+    bootstrap_interval,
+    delong_auc,
+    delong_test,
+    holm,
+    newcombe_interval,
+    partial_auc,
+)
 from mri_alm.runtime.tables import column_name
 
 PARTIAL_FROM = 0.9  # true-positive rate from which the partial AUC counts
@@ -87,9 +95,10 @@ class Performance:
     Attributes:
         positives: Studies that need DCE.
         negatives: Studies that do not.
-        figures: By name. ``auc``, ``partial_auc`` (TPR >= 90 %, standardised: 50 % is chance), ``fpr_at_tpr_T``
-            (percent), ``fpr_at_fn_K``, ``brier`` and ``ece`` (scores in [0, 1] only) have stratified bootstrap
-            intervals; ``auc_delong`` DeLong's; ``sensitivity``, ``specificity``, ``npv`` and ``spared`` (share below
+        figures: By name. ``auc`` has Newcombe's interval (:func:`mri_alm.metrics.newcombe_interval`); ``partial_auc``
+            (TPR >= 90 %, standardised: 50 % is chance), ``fpr_at_tpr_T`` (percent), ``fpr_at_fn_K``, ``brier`` and
+            ``ece`` (scores in [0, 1] only) have stratified bootstrap intervals, which draw patients where those have
+            several studies; ``sensitivity``, ``specificity``, ``npv`` and ``spared`` (share below
             the threshold the file decided with) Clopper and Pearson's; ``calibration_slope``,
             ``calibration_intercept`` and ``observed_expected`` (scores in [0, 1] only) those of
             :func:`mri_alm.metrics.recalibration`.
@@ -167,7 +176,13 @@ def decision_counts(label: ArrayLike, needed: ArrayLike) -> DecisionCounts:
 
 
 def performance_of(
-    label: ArrayLike, score: ArrayLike, needed: ArrayLike | None = None, *, draws: int = 2000, seed: int = 0
+    label: ArrayLike,
+    score: ArrayLike,
+    needed: ArrayLike | None = None,
+    *,
+    patient: Sequence[str] | None = None,
+    draws: int = 2000,
+    seed: int = 0,
 ) -> Performance:
     """Every figure of one score.
 
@@ -175,6 +190,7 @@ def performance_of(
         label: ``(B,)`` in {0, 1}, both present.
         score: ``(B,)``, any kind that grows with suspicion.
         needed: ``(B,)``, decided beforehand: whether DCE is asked for. None: no figures of decisions.
+        patient: ``(B,)``, whose study; None: of a different patient each.
         draws: Bootstrap resamples.
         seed: Of the draws.
 
@@ -193,13 +209,17 @@ def performance_of(
         return {"auc": ranking.auc, "partial_auc": partial_auc(y, s, min_tpr=PARTIAL_FROM)} | calibration | ranking.fprs
 
     values = named(positive, score)
+    several = _if_several(patient)
     low, high = bootstrap_interval(
-        lambda y, s: [*named(y, s).values(), *fpr_at_each_fn(y, s, curve)], positive, score, draws=draws, seed=seed
+        lambda y, s: [*named(y, s).values(), *fpr_at_each_fn(y, s, curve)],
+        positive,
+        score,
+        patient=several,
+        draws=draws,
+        seed=seed,
     )
     figures = {name: Estimate(value, float(low[i]), float(high[i])) for i, (name, value) in enumerate(values.items())}
-    if n > 1 and positive.size - n > 1:
-        delong = delong_auc(positive, score)
-        figures["auc_delong"] = Estimate(delong.auc, *delong.interval)
+    figures["auc"] = Estimate(values["auc"], *_auc_interval(positive, score, several))
     if probability:
         figures |= {name: Estimate(*ends) for name, ends in recalibration(positive, score).items()}
     if needed is not None:
@@ -211,6 +231,19 @@ def performance_of(
         miss_rate_upper={k: clopper_pearson_upper(k, n, 0.05) for k in FALSE_NEGATIVES if k < n},
         roc=Roc(curve, fpr_at_each_fn(positive, score, curve), low[len(values) :], high[len(values) :]),
     )
+
+
+def _if_several(patient: Sequence[str] | None) -> Sequence[str] | None:
+    """Patients, where one has several studies; where none has, rows are what is drawn."""
+    return patient if patient is not None and len(set(patient)) < len(patient) else None
+
+
+def _auc_interval(positive: NDArray[np.bool_], score: Floats, patient: Sequence[str] | None) -> tuple[float, float]:
+    owners = np.arange(score.size) if patient is None else np.unique(np.asarray(patient), return_inverse=True)[1]
+    patients = [len(set(owners[rows].tolist())) for rows in (positive, ~positive)]
+    if min(patients) < 2:  # no variance to compare
+        return newcombe_interval(auc(positive, score), *patients)
+    return delong_auc(positive, score, patient).interval
 
 
 def _shares(positive: NDArray[np.bool_], needed: NDArray[np.bool_]) -> dict[str, Estimate]:
@@ -239,18 +272,18 @@ def compare_scores(data: LabelledScores, *, draws: int = 2000, seed: int = 0) ->
         a, b = (ranking_figures(y, column).fprs for column in s.T)
         return {name: a[name] - b[name] for name in a}
 
-    found = []
+    found, patient = [], _if_several(data.patients)
     for a, b in itertools.combinations(data.models, 2):
         both = np.column_stack([a.score, b.score])
         ends = bootstrap_interval(
-            lambda y, s: [*difference(y, s).values()], data.label, both, draws=draws, seed=seed
+            lambda y, s: [*difference(y, s).values()], data.label, both, patient=patient, draws=draws, seed=seed
         ).tolist()
         differences = {
             name: Estimate(value, low, high)
             for (name, value), low, high in zip(difference(data.label, both).items(), *ends, strict=True)
         }
         try:
-            test, note = delong_test(data.label, a.score, b.score), ""
+            test, note = delong_test(data.label, a.score, b.score, patient), ""
         except InputError as error:  # fewer than two of a class, or AUCs without variance
             test, note = None, str(error)
         found.append(ScoreComparison(a.name, b.name, test, None, note, differences))
@@ -294,6 +327,7 @@ def subgroups(data: LabelledScores, columns: Sequence[str], *, draws: int = 2000
                 note = f"only {positives} positive{'s' * (positives != 1)}"
             if positives and negatives:
                 needed = None if model.needed is None else model.needed[rows]
-                performance = performance_of(label, score, needed, draws=draws, seed=seed)
+                patient = [name for name, inside in zip(data.patients, rows.tolist(), strict=True) if inside]
+                performance = performance_of(label, score, needed, patient=patient, draws=draws, seed=seed)
             found.append(Subgroup(column, value or "(empty)", model.name, positives, negatives, performance, note))
     return found

@@ -18,7 +18,6 @@ from mri_alm.runtime.tables import write_csv
 NO_VALUE = "–"
 _TITLES = {
     "auc": "AUC, %",
-    "auc_delong": "AUC, %, DeLong's interval",
     "partial_auc": f"Partial AUC, TPR from {100 * PARTIAL_FROM:g} %, standardised (chance: 50), %",
     **{f"fpr_at_tpr_{t}": f"FPR at TPR {t} %, %" for t in TRUE_POSITIVE_RATES},
     **{f"fpr_at_fn_{k}": f"FPR at {k} FN, %" for k in FALSE_NEGATIVES},

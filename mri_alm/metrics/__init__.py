@@ -30,6 +30,7 @@ from mri_alm.metrics.threshold import (
     fixed_fn_threshold,
     future_false_negatives_cdf,
     mean_miss_rate_threshold,
+    midway_below,
     minimum_positives,
     minmax_bound,
     minmax_threshold,
@@ -46,6 +47,7 @@ from mri_alm.metrics.uncertainty import (
     delong_auc,
     delong_test,
     holm,
+    newcombe_interval,
     partial_auc,
 )
 
@@ -78,10 +80,12 @@ __all__ = [
     "future_false_negatives_cdf",
     "holm",
     "mean_miss_rate_threshold",
+    "midway_below",
     "minimum_positives",
     "minmax_bound",
     "minmax_threshold",
     "miss_bound_in_words",
+    "newcombe_interval",
     "neyman_pearson_rank",
     "neyman_pearson_threshold",
     "one_score_per_patient",

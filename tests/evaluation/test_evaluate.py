@@ -24,7 +24,7 @@ from mri_alm.evaluation.data import read_labelled_scores
 from mri_alm.evaluation.performance import decision_counts, performance_of, ranking_figures
 from mri_alm.evaluation.tables import Table, latex, write_table
 from mri_alm.metrics.ranking import FprRule, fpr_at_tpr
-from mri_alm.metrics.uncertainty import bootstrap_interval, delong_test
+from mri_alm.metrics.uncertainty import bootstrap_interval, delong_test, newcombe_interval
 from mri_alm.programs.evaluate import main
 
 Files = tuple[Path, Path, Path]
@@ -73,7 +73,7 @@ def test_figures_equal_scikit_learn_s(files: Files, tmp_path: Path) -> None:
     for name, path in zip(found, files[1:], strict=True):
         y, s = arrays(path, files[0])
         value = {key: figure["value"] for key, figure in found[name]["figures"].items()}
-        assert value["auc"] == value["auc_delong"] == pytest.approx(roc_auc_score(y, s))
+        assert value["auc"] == pytest.approx(roc_auc_score(y, s))
         assert value["partial_auc"] == pytest.approx(roc_auc_score(1 - y, -s, max_fpr=0.1))
         assert value["brier"] == pytest.approx(brier_score_loss(y, s))
         assert value["observed_expected"] == pytest.approx(12 / s.sum())
@@ -119,9 +119,34 @@ def test_intervals_are_a_stratified_bootstrap_of_scikit_learn_s_figures(files: F
         return [roc_auc_score(label, score), brier_score_loss(label, score), fpr_at(label, score, 1)]
 
     low, high = bootstrap_interval(oracle, y, s, draws=100, seed=3)
-    for i, name in enumerate(("auc", "brier", "fpr_at_fn_1")):
+    for i, name in enumerate(("brier", "fpr_at_fn_1"), 1):
         assert (found[name].low, found[name].high) == pytest.approx((low[i], high[i]))
+    assert (found["auc"].low, found["auc"].high) == newcombe_interval(roc_auc_score(y, s), 12, 48)
+    for name in ("auc", "brier", "fpr_at_fn_1"):
         assert found[name].low < found[name].value < found[name].high
+
+
+def test_a_perfect_auc_has_an_honest_interval() -> None:
+    auc = performance_of([1] * 8 + [0] * 64, [0.9] * 8 + [0.1] * 64, draws=10).figures["auc"]
+    assert (auc.value, auc.high) == (1, 1)
+    assert 0.85 < auc.low < 0.95
+    one = performance_of([1] + [0] * 64, [0.9] + [0.1] * 64, draws=10).figures["auc"]
+    assert one.low < auc.low
+
+
+def test_intervals_count_patients_not_studies() -> None:
+    """Every study a second time, of the same patient: what is known is no more than before."""
+    rng = np.random.default_rng(0)
+    y = np.repeat([1, 0], [12, 48])
+    s = rng.random(60) / 2 + y / 3
+    patient = [f"P{i}" for i in range(60)]
+    once = performance_of(y, s, patient=patient, draws=200).figures
+    twice = performance_of(np.tile(y, 2), np.tile(s, 2), patient=patient * 2, draws=200).figures
+    studies = performance_of(np.tile(y, 2), np.tile(s, 2), draws=200).figures
+    for name in ("auc", "fpr_at_tpr_90", "brier"):
+        ends = [one[name].high - one[name].low for one in (once, twice, studies)]
+        assert ends[1] == pytest.approx(ends[0], rel=0.25)
+        assert ends[2] < 0.85 * ends[1]
 
 
 def test_a_proportion_of_one_has_an_honest_interval() -> None:
@@ -232,11 +257,15 @@ def test_every_step_by_counting(evaluated: Any, held_out: Any) -> None:
     for set_on in (None, held_out):
         on_label, on_score = map(np.array, set_on or evaluated)
         positives = sorted(on_score[on_label == 1])
+        grid = sorted(set(on_score))  # a threshold lies halfway to the next lower score
+        middle = {s: (s + grid[i - 1]) / 2 if i else s * (1 - 1e-4) for i, s in enumerate(grid)}
         steps = list(trade_off(label, score, set_on, draws=20))
         assert [step.allowed for step in steps] == [None, *range(len(positives))]
         for rank, step in enumerate(steps):
-            threshold = positives[rank - 1] if rank else -math.inf
-            assert step.threshold == threshold
+            threshold = middle[positives[rank - 1]] if rank else -math.inf
+            assert step.threshold == pytest.approx(threshold)
+            if set_on is None:  # the same decisions as at the score itself
+                assert (score >= threshold).tolist() == (score >= (positives[rank - 1] if rank else -1)).tolist()
             assert step.missed.tolist() == [y == 1 and s < threshold for y, s in zip(label, score, strict=True)]
             assert step.false_positives == sum(y == 0 and s >= threshold for y, s in zip(label, score, strict=True))
             assert step.spared.value == np.mean(score < threshold)
@@ -260,7 +289,9 @@ def test_a_calibration_cohort_moves_the_slider(files: Files, tmp_path: Path) -> 
     score = {row["study"]: row["score"] for row in scored}
     low = sorted([min(score["CS000"], score["CS003"]), *(score[r["study"]] for r in rows[4:] if r["label"])])
     assert (first.key, first.positives, first.start) == ("calibration", 29, 1)
-    assert [step.threshold for step in first.steps] == [-math.inf, *low]
+    every = sorted({*low, *(score[r["study"]] for r in rows if not r["label"])})
+    middle = [(s + every[every.index(s) - 1]) / 2 if every.index(s) else s * (1 - 1e-4) for s in low]
+    assert [step.threshold for step in first.steps] == pytest.approx([-math.inf, *middle])
     written = write_rows(
         tmp_path / "decided.csv", [row | {"threshold": low[4], "dce_needed": ""} for row in read_rows(files[1])]
     )

@@ -14,6 +14,7 @@ from mri_alm.metrics.uncertainty import (
     delong_auc,
     delong_test,
     holm,
+    newcombe_interval,
     partial_auc,
 )
 
@@ -87,7 +88,145 @@ def test_delong_by_hand():
     assert result.z == pytest.approx(0.25 / (1 / 48 + 1 / 16) ** 0.5)
     assert result.z == pytest.approx(0.75**0.5)
     assert result.p_value == pytest.approx(2 * stats.norm.cdf(-(0.75**0.5)))
-    assert delong_auc(label, a).interval == (pytest.approx(0.75 - 1.959964 * 12**-0.5), 1.0)
+    assert delong_auc(label, a).variance == pytest.approx(1 / 12)
+
+
+# --- The interval of an AUC -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "positives", "negatives"), [(0.8, 8, 64), (0.97, 16, 128), (0.5, 40, 320), (1.0, 8, 64), (0.9, 1, 1)]
+)
+def test_the_ends_of_newcombes_interval_solve_its_equation(value, positives, negatives):
+    """The distance to the AUC seen is 1.96 Hanley-McNeil errors of the end itself, both sizes set to their mean."""
+    low, high = newcombe_interval(value, positives, negatives)
+    assert 0 < low < value <= high <= 1
+    size = (positives + negatives) / 2
+    for end in {low, high} - {1.0}:
+        q1, q2 = end / (2 - end), 2 * end**2 / (1 + end)
+        variance = end * (1 - end) + (size - 1) * (q1 - end**2 + q2 - end**2)
+        assert abs(value - end) == pytest.approx(stats.norm.ppf(0.975) * (variance / (positives * negatives)) ** 0.5)
+
+
+def test_newcombes_interval_is_symmetric_and_never_a_point():
+    low, high = newcombe_interval(0.2, 5, 9)
+    assert newcombe_interval(0.8, 5, 9) == pytest.approx((1 - high, 1 - low))
+    assert newcombe_interval(0.0, 8, 64) == (0.0, pytest.approx(1 - newcombe_interval(1.0, 8, 64)[0]))
+    assert newcombe_interval(1.0, 8, 64)[0] < 0.95
+    assert newcombe_interval(1.0, 800, 6400)[0] > 0.99
+
+
+@pytest.mark.parametrize("arguments", [(1.1, 3, 3), (float("nan"), 3, 3), (0.5, 0, 3), (0.5, 3, float("nan"))])
+def test_newcombe_refuses_what_is_no_auc(arguments):
+    with pytest.raises(InputError, match="An AUC from 0 to 1 and positives and negatives are needed, found"):
+        newcombe_interval(*arguments)
+
+
+def test_it_holds_the_auc_at_eight_positives_where_walds_does_not():
+    """Binormal, AUC 0.97; benchmarks/coverage.py has nine cases and 2,000 draws each."""
+    rng, held, wald = np.random.default_rng(0), 0, 0
+    label, shift = np.repeat([1, 0], [8, 64]), stats.norm.ppf(0.97) * 2**0.5
+    for _ in range(400):
+        found = delong_auc(label, rng.normal(size=72) + shift * label)
+        held += found.interval[0] <= 0.97 <= found.interval[1]
+        wald += abs(found.auc - 0.97) <= 1.959964 * found.variance**0.5
+    assert held / 400 >= 0.94
+    assert wald / 400 < 0.82
+
+
+# --- Several exams of a patient ---------------------------------------------------------------------------------------
+
+
+def clustered(rng, patients=60, positive=15, correlation=0.8):
+    """Labels, scores and patients: one to four exams, each a patient's level and noise; some negatives' exams turn."""
+    exams = rng.integers(1, 5, patients)
+    patient = np.repeat(np.arange(patients), exams)
+    label = (patient < positive) & (rng.random(patient.size) < 0.9)
+    label[0] = True
+    level = rng.normal(size=patients)[patient] * correlation**0.5
+    score = level + rng.normal(size=patient.size) * (1 - correlation) ** 0.5 + 1.2 * (patient < positive)
+    return label.astype(int), score, [f"p{i}" for i in patient]
+
+
+def obuchowski(label, scores, patient):
+    """AUC and variance of a score, or of the difference of two, from the definition: sums over patients."""
+    kernel = sum(
+        sign * np.array([[float(p > n) + 0.5 * float(p == n) for n in s[label == 0]] for p in s[label == 1]])
+        for sign, s in zip((1, -1), scores, strict=False)
+    )
+    theta = kernel.mean()
+    of = {1: np.array(patient)[label == 1], 0: np.array(patient)[label == 0]}
+    by = {1: kernel.mean(1), 0: kernel.mean(0)}
+    sums = {k: {p: (by[k][of[k] == p] - theta).sum() for p in set(patient)} for k in (0, 1)}
+    some = {k: len(set(of[k])) for k in (0, 1)}
+    variance = sum(some[k] / (some[k] - 1) * sum(v**2 for v in sums[k].values()) / len(of[k]) ** 2 for k in (0, 1))
+    every = len(set(patient))
+    cross = every / (every - 1) * sum(sums[0][p] * sums[1][p] for p in set(patient))
+    return theta, variance + 2 * cross / (len(of[0]) * len(of[1]))
+
+
+def test_the_variance_over_patients_is_obuchowskis():
+    rng = np.random.default_rng(0)
+    label, a, patient = clustered(rng)
+    b = a + rng.normal(size=a.size)
+    value, variance = obuchowski(label, [a], patient)
+    found = delong_auc(label, a, patient)
+    assert (found.auc, found.variance) == (pytest.approx(value), pytest.approx(variance))
+    difference, variance = obuchowski(label, [a, b], patient)
+    test = delong_test(label, a, b, patient)
+    assert (test.difference, test.z) == (pytest.approx(difference), pytest.approx(difference / variance**0.5))
+
+
+def test_with_one_exam_each_patients_change_nothing():
+    label, a, b = two_models(60)
+    patient = [f"p{i}" for i in range(60)]
+    assert delong_auc(label, a, patient).variance == pytest.approx(delong_auc(label, a).variance, rel=1e-12)
+    assert delong_auc(label, a, patient).interval == pytest.approx(delong_auc(label, a).interval)
+    assert delong_test(label, a, b, patient).z == pytest.approx(delong_test(label, a, b).z)
+
+
+def test_an_interval_that_counts_patients_holds_the_auc_and_one_that_counts_exams_does_not():
+    rng = np.random.default_rng(1)
+    label, score, _ = clustered(rng, 20_000, 5_000)
+    truth, held, by_exam = auc(label, score), 0, 0
+    for _ in range(300):
+        label, score, patient = clustered(rng)
+        low, high = delong_auc(label, score, patient).interval
+        held += low <= truth <= high
+        low, high = delong_auc(label, score).interval
+        by_exam += low <= truth <= high
+    assert held / 300 >= 0.93
+    assert by_exam / 300 < 0.88
+
+
+def test_a_perfect_auc_of_a_few_patients_counts_their_exams_as_fewer():
+    label = np.array([1, 1, 1, 1, 0, 0, 0, 0, 0, 0])
+    patient = ["a", "a", "a", "b", "c", "d", "e", "f", "g", "h"]
+    found = delong_auc(label, label.astype(float), patient)
+    assert found.interval == newcombe_interval(1.0, 16 / 10, 6)
+
+
+def test_patients_are_drawn_with_all_their_exams():
+    label = np.array([1, 0, 1, 0, 0, 1, 1])
+    patient = ["a", "a", "b", "c", "d", "e", "e"]
+    drawn = []
+
+    def record(y, s):
+        drawn.append(s.astype(int).tolist())
+        return 0.0
+
+    bootstrap_interval(record, label, np.arange(7.0), patient=patient, draws=100)
+    whole = [[0, 1], [2], [3], [4], [5, 6]]
+    for rows in drawn:
+        counts = np.bincount(rows, minlength=7)
+        assert all(len({counts[row] for row in rows_of}) == 1 for rows_of in whole)
+        assert counts[0] == 1  # the one patient with both classes
+        assert counts[2] + counts[5] == 2  # as many patients as there are with positives alone
+        assert counts[3] + counts[4] == 2
+    with pytest.raises(InputError, match="Each of the 7 scores needs its patient, found 2 patients"):
+        bootstrap_interval(record, label, np.arange(7.0), patient=["a", "b"])
+    with pytest.raises(InputError, match="Each of the 7 scores needs its patient, found 2 patients"):
+        delong_auc(label, np.arange(7.0), ["a", "b"])
 
 
 @given(tied_samples())
@@ -185,7 +324,9 @@ def test_holm_refuses_what_is_no_p_value(p_values):
 def test_bootstrap_of_the_auc_agrees_with_delong_and_with_scipy():
     label, a, _ = two_models(300)
     low, high = bootstrap_interval(auc, label, a, draws=1000)
-    assert (low, high) == pytest.approx(delong_auc(label, a).interval, abs=0.01)
+    found = delong_auc(label, a)
+    half = 1.959964 * found.variance**0.5
+    assert (low, high) == pytest.approx((found.auc - half, found.auc + half), abs=0.01)
     oracle = stats.bootstrap(
         (a[label], a[~label]),
         lambda p, n: auc(np.repeat([1, 0], [p.size, n.size]), np.concatenate([p, n])),
