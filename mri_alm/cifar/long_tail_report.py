@@ -51,7 +51,7 @@ def training_figures_of(test: Mapping[str, Any]) -> list[float]:
 
 
 def to_rows(table: BenchmarkTable, results: Results, methods: Sequence[Method], splits: int) -> list[dict[str, Any]]:
-    """One row per method, and the null: means, deviations, the paper's, difference from the base loss.
+    """One row per method, and the nulls: means, deviations, the paper's, difference from the base loss.
 
     Args:
         table: Which.
@@ -68,10 +68,11 @@ def to_rows(table: BenchmarkTable, results: Results, methods: Sequence[Method], 
         row = {"method": method.key, "name": method.name}
         row |= _described(columns, values[method.key], values.get(against) if against != method.key else None)
         rows.append(row | {f"{name}, paper": printed for name, printed in zip(columns, method.printed, strict=False)})
-    if has_all_models(results, table.baseline, NULL_SEED, splits):
-        again = _values(results, table.baseline, NULL_SEED, splits)
-        name = f"null: {table.baseline}, other seeds"
-        rows.append({"method": "null", "name": name} | _described(columns, again, values[table.baseline]))
+    for key in table.baselines(values):
+        if key in values and has_all_models(results, key, NULL_SEED, splits):
+            again = _values(results, key, NULL_SEED, splits)
+            name = f"null: {key}, other seeds"
+            rows.append({"method": f"null {key}", "name": name} | _described(columns, again, values[key]))
     return rows
 
 

@@ -16,13 +16,14 @@ from mri_alm.runtime.files import write_bytes
 from mri_alm.runtime.tables import write_csv
 
 NULL = "null"
+_NULLS = f"{NULL} "
 _AGAINST = (
     "Constrained rows against the same loss alone, other losses against the baseline, each time ensembles of equally "
-    "many models on the same splits. Brackets: 95 % over splits, seeds and test images (too narrow with few splits). "
-    "A value is the difference of means over the trainings with other seeds, of which the baseline has two. "
-    "DeLong's p takes the models of the first seed as given (Holm within constrained rows and within losses). The "
-    "**null** row is the baseline's second seed against its first. Single models are those of the first seed. Last "
-    "column: splits at which a gain in mean AUC of the size seen would be found in 80 % of tries."
+    "many models on the same splits, and of the seeds that both have (means over them). Brackets: 95 % over splits "
+    "(delete-one jackknife) and test images (bootstrap), Student's t; of one split over images alone. p: that both "
+    "methods have the same AUC, by the same deviation; Holm within constrained rows and within losses. A **null** row "
+    "is a baseline's second seed against its first: what chance alone does. Single models are those of the first seed. "
+    "Last column: splits at which a gain in mean AUC of the size seen would be found in 80 % of tries."
 )
 _ACTING = (
     "Norm of its gradient on the logits over that of the base loss, over epochs and splits; largest multiplier and mu "
@@ -63,7 +64,7 @@ class TableReport:
         missing: Rows that were asked for and are not complete, with how many models they have.
         summaries: By method.
         comparisons: By method, against its base loss (a constrained one) or against the baseline (a loss); and
-            under ``"null"`` the baseline's second seed against its first.
+            under ``"null KEY"`` the second seed of each loss that others are compared with against its first.
         holm: Adjusted p-values by method; constrained ones and losses are two families.
         acting: By constrained method: how much the constraint did in training.
         made: When and where the models were trained, in words; empty if the result files do not say it.
@@ -110,10 +111,10 @@ def make_report(
     corrected: dict[str, float] = {}
     for family in filter(None, families):
         corrected |= adjusted({key: comparisons[key] for key in family})
-    null = trained[table.baseline].score
-    if null.shape[1] > NULL_SEED:
-        again, first = (Trained(null[:, seed : seed + 1]) for seed in (NULL_SEED, 0))
-        comparisons[NULL] = compare_trainings(label, again, first, tpr, draws=draws)
+    for key in table.baselines(keys):
+        if key in trained and trained[key].score.shape[1] > NULL_SEED:
+            again, first = (Trained(trained[key].score[:, seed : seed + 1]) for seed in (NULL_SEED, 0))
+            comparisons[f"{NULL} {key}"] = compare_trainings(label, again, first, tpr, draws=draws)
     return TableReport(
         table=table,
         columns=columns,
@@ -166,7 +167,7 @@ def to_markdown(report: TableReport) -> str:
         "## Against the baseline",
         _AGAINST,
     ]
-    head = ["method", "AUC", *rates, "DeLong p", "p (Holm)", "mean AUC of single models", "splits to settle"]
+    head = ["method", "AUC", *rates, "p", "p (Holm)", "mean AUC of single models", "splits to settle"]
     text.append(markdown_table(head, (_compared(report, key) for key in report.comparisons)))
     if report.acting:
         head = ["method", *next(iter(report.acting.values()))]
@@ -265,15 +266,19 @@ def _row(report: TableReport, method: Method) -> list[str]:
 
 def _compared(report: TableReport, key: str) -> list[str]:
     found = report.comparisons[key]
-    name = f"**null**: {report.table.baseline}, other seeds" if key == NULL else report.table.method(key).name
+    null = key.startswith(_NULLS)
+    name = f"**null**: {key.removeprefix(_NULLS)}, other seeds" if null else report.table.method(key).name
     differences = [_percent(*found.difference.of(which), sign="+") for which in range(len(found.against))]
     settle = found.splits_to_settle
     return [
-        name, *differences, f"{found.delong.p_value:.2g}",
-        f"{report.holm[key]:.2g}" if key in report.holm else "-",
+        name, *differences, _p(found.p_value), _p(report.holm.get(key, float("nan"))),
         with_deviation(100 * found.gain, 100 * found.gain_deviation, report.splits, sign="+"),
-        "-" if key == NULL or not np.isfinite(settle) else f"{settle:.0f}" if settle <= 1000 else "> 1000",
+        "-" if null or not np.isfinite(settle) else f"{settle:.0f}" if settle <= 1000 else "> 1000",
     ]  # fmt: skip
+
+
+def _p(value: float) -> str:
+    return "-" if np.isnan(value) else f"{value:.2g}"
 
 
 def _flat(report: TableReport, method: Method) -> dict[str, Any]:
@@ -290,17 +295,18 @@ def _flat(report: TableReport, method: Method) -> dict[str, Any]:
         if found:
             row |= {f"{name}_difference{end}": v for end, v in zip(ends, found.difference.of(i), strict=True)}
     if found:
-        row |= {"delong_p": found.delong.p_value, "holm_p": report.holm[method.key]}
+        p_values = {"p": found.p_value, "holm_p": report.holm[method.key]}
+        row |= {name: "" if np.isnan(value) else value for name, value in p_values.items()}
     return row
 
 
 def _draw(report: TableReport, path: Path) -> None:
     """FPR at high TPR: each base loss alone against the same loss with the constraint, a point per method; the null."""
-    columns, baseline = report.columns, report.table.baseline
+    columns = report.columns
     drawn = [m for m in report.methods if m.constrained and m.key in report.comparisons]
     pairs = [(m.name, report.comparisons[m.key]) for m in drawn]
-    if NULL in report.comparisons:
-        pairs.append((f"null: {report.table.method(baseline).name}, other seeds", report.comparisons[NULL]))
+    nulls = [key for key in report.comparisons if key.startswith(_NULLS)]
+    pairs += [(f"null: {k.removeprefix(_NULLS)}, other seeds", report.comparisons[k]) for k in nulls]
     with mpl.rc_context({"font.size": 9}):
         figure = Figure(figsize=(4 * len(columns) + 2.5, 4.4), layout="constrained")
         panels = np.atleast_1d(figure.subplots(1, len(columns)))
@@ -318,7 +324,7 @@ def _draw(report: TableReport, path: Path) -> None:
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
         figure.suptitle(
             f"{report.table.name}, {report.table.protocol}, {_models(report.splits).lower()}: below the line the "
-            "constraint helps; bars: 95 % over splits, seeds and images"
+            "constraint helps; bars: 95 % over splits and images"
         )
         buffer = io.BytesIO()
         figure.savefig(buffer, dpi=100, metadata={"Software": None})

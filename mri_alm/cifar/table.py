@@ -15,7 +15,7 @@ from mri_alm.runtime.files import read_json
 Results = Mapping[tuple[str, int, int], Mapping[str, Any]]  # by method, seed and split
 
 TABLES = Path(__file__).with_name("tables.json")
-NULL_SEED = 1  # the baseline is trained again with this seed: what chance alone does
+NULL_SEED = 1  # what others are compared with is trained again with this seed: what chance alone does
 
 
 @dataclass(frozen=True)
@@ -141,24 +141,31 @@ class BenchmarkTable:
         key = ",".join(f"{name}={value}" for name, value in sorted(settings.items()))
         return Training(Method(key, key, str(settings["loss"]), dict(settings), ()), 0, split)
 
+    def baselines(self, methods: Iterable[str]) -> list[str]:
+        """The baseline, then the other losses that some of these methods are compared with."""
+        return list(dict.fromkeys([self.baseline, *(self.against(self.method(key)) for key in methods)]))
+
     def methods(self) -> list[str]:
         """The rows that the paper prints, or those that the table names."""
         return list(self._table.get("methods", self._table["paper"]))
 
     def trainings(self, methods: Sequence[str], splits: int, seeds: int = 1) -> list[Training]:
-        """Every training of a table, in the order to do them: the baseline twice (the null), then method by method.
+        """Every training of a table, in the order to do them: the baseline, then method by method, then the nulls.
 
         Args:
             methods: Keys; a constrained method brings the loss it is compared with.
             splits: The first so many.
-            seeds: Trainings per method and split; the baseline has two at least.
+            seeds: Trainings per method and split; the baseline, and at the end each loss that a constrained method is
+                compared with, have two at least: the null.
         """
         keys = [self.baseline]
         for key in methods:
             keys += [self.method(key).loss, key]
+        order = [(key, range(max(seeds, NULL_SEED + 1) if key == self.baseline else seeds)) for key in keys]
+        order += [(key, range(seeds, NULL_SEED + 1)) for key in self.baselines(methods)[1:]]
         plan = []
-        for key in dict.fromkeys(keys):
-            for seed in range(max(seeds, NULL_SEED + 1) if key == self.baseline else seeds):
+        for key, seeds_of in dict.fromkeys(order):
+            for seed in seeds_of:
                 plan += [Training(self.method(key), seed, split) for split in range(splits)]
         return plan
 

@@ -1,8 +1,8 @@
-"""How sure a table's differences are: tests over test images, intervals over trainings, and the null beside them.
+"""How sure a table's differences are: over trainings and test images, and the null beside them.
 
 Two ensembles of the same method differ too, since their trainings do. DeLong's test and a bootstrap of the test images
-take the trained models as given and so call that difference a gain; the hierarchical bootstrap draws splits and
-seeds again as well. Scores are logits of the critical class; a gain in AUC is positive, a gain in FPR negative.
+take the trained models as given and so call that difference a gain; here the difference between splits counts as well.
+Scores are logits of the critical class; a gain in AUC is positive, a gain in FPR negative.
 """
 
 import math
@@ -15,7 +15,7 @@ from scipy import stats
 
 from mri_alm.errors import InputError
 from mri_alm.metrics.ranking import auc, fpr_at_tpr
-from mri_alm.metrics.uncertainty import DelongTest, bootstrap_interval, delong_test, holm
+from mri_alm.metrics.uncertainty import bootstrap_interval, holm, newcombe_interval
 
 Metric = Callable[[NDArray[np.generic], NDArray[np.float64]], NDArray[np.float64]]
 
@@ -67,7 +67,8 @@ class Summary:
         members: Number of models in the ensemble.
         average: Mean of the models' AUCs.
         deviation: Their standard deviation; 0 for one model.
-        ensemble: AUC and FPRs of the ensemble, intervals by a stratified bootstrap of the test images.
+        ensemble: AUC and FPRs of the ensemble, over test images: the AUC's interval is Newcombe's, those of FPRs are
+            by a stratified bootstrap.
     """
 
     members: int
@@ -78,20 +79,23 @@ class Summary:
 
 @dataclass(frozen=True)
 class TrainingComparison:
-    """One method against another, with equally many models each.
+    """One method against another, with equally many models and equal seeds each.
 
     Attributes:
-        delong: Test of the AUCs of the first seeds' ensembles, over test images only.
-        difference: Of AUC and FPRs of the ensembles, each the mean over the seeds; intervals by the hierarchical
-            bootstrap.
+        difference: Of AUC and FPRs of the ensembles, each the mean over the seeds that both have; intervals by
+            :func:`deviation_over_trainings`.
+        p_value: That the AUCs of the methods are equal, by the same deviation; NaN for one split, which says nothing
+            of how trainings differ.
         against: ``(M,)``, what the differences are from: the other method's AUC and FPRs.
+        seeds: How many seeds both have.
         gain: Mean over splits of the difference of two single models' AUCs, first seeds.
         gain_deviation: Standard deviation of those differences; NaN for one split.
     """
 
-    delong: DelongTest
     difference: FigureEstimates
+    p_value: float
     against: NDArray[np.float64]
+    seeds: int
     gain: float
     gain_deviation: float
 
@@ -136,11 +140,13 @@ def summarise(label: NDArray[np.int64], trained: Trained, tpr: Sequence[float], 
     members = [auc(label, score) for score in trained.members]
     metric = auc_and_fprs(tpr)
     low, high = bootstrap_interval(metric, label, trained.ensemble, draws=draws)
+    value = metric(label, trained.ensemble)
+    low[0], high[0] = newcombe_interval(value[0], int(label.sum()), int((label == 0).sum()))
     return Summary(
         members=len(members),
         average=float(np.mean(members)),
         deviation=float(np.std(members, ddof=1)) if len(members) > 1 else 0.0,
-        ensemble=FigureEstimates(metric(label, trained.ensemble), low, high),
+        ensemble=FigureEstimates(value, low, high),
     )
 
 
@@ -159,61 +165,87 @@ def compare_trainings(
         method: Its trainings.
         baseline: The other's.
         tpr: See :func:`auc_and_fprs`.
-        draws: Of the hierarchical bootstrap.
+        draws: Of the test images.
 
     Raises:
         InputError: If the two have not equally many splits.
     """
     if len(method.score) != len(baseline.score):
         raise InputError(f"Compared methods need the same splits, found {len(method.score)} and {len(baseline.score)}.")
+    seeds = min(trained.score.shape[1] for trained in (method, baseline))
+    method, baseline = (Trained(trained.score[:, :seeds]) for trained in (method, baseline))
     metric = auc_and_fprs(tpr)
     means = [np.mean([metric(label, score) for score in trained.ensembles], 0) for trained in (method, baseline)]
-    low, high = hierarchical_interval(metric, label, method, baseline, draws=draws)
+    gain = means[0] - means[1]
+    deviation, freedom = deviation_over_trainings(metric, label, method, baseline, draws=draws)
+    half = stats.t.ppf(0.975, freedom) * deviation
     gains = [auc(label, a) - auc(label, b) for a, b in zip(method.members, baseline.members, strict=True)]
     return TrainingComparison(
-        delong=delong_test(label, method.ensemble, baseline.ensemble),
-        difference=FigureEstimates(means[0] - means[1], low, high),
+        difference=FigureEstimates(gain, gain - half, gain + half),
+        p_value=_p_value(gain[0], deviation[0], freedom[0]) if len(gains) > 1 else float("nan"),
         against=means[1],
+        seeds=seeds,
         gain=float(np.mean(gains)),
         gain_deviation=float(np.std(gains, ddof=1)) if len(gains) > 1 else float("nan"),
     )
 
 
-def hierarchical_interval(
-    metric: Metric, label: NDArray[np.int64], method: Trained, baseline: Trained, *, draws: int = 1000, seed: int = 0
-) -> NDArray[np.float64]:
-    """Percentile interval of the difference of two ensembles, over splits, seeds within a split, and test images.
+def _p_value(gain: float, deviation: float, freedom: float) -> float:
+    if deviation == 0:
+        return float(gain == 0)
+    return float(2 * stats.t.sf(abs(gain) / deviation, freedom))
 
-    Each draw takes as many splits as there are, with replacement and the same for both methods; of every split and
-    method one of its seeds; and test images with replacement within each class. With few splits it is too
-    narrow: by a factor sqrt((S - 1) / S) for their part alone, and more since few draws differ.
+
+def deviation_over_trainings(
+    metric: Metric, label: NDArray[np.int64], method: Trained, baseline: Trained, *, draws: int = 1000, seed: int = 0
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Standard deviation of the difference of two methods' ensembles, over splits and test images.
+
+    The two parts of its square are added. Splits: the delete-one jackknife, (S - 1) / S times the sum of squares of the
+    differences that are left without one split (all seeds of it, of both methods) about their mean. Images: the
+    variance over draws with replacement within each class, the trained models as they are. Drawing splits with
+    replacement, as before version 0.5.0, makes ensembles of fewer different models, which are worse, and
+    the one with more seeds less so.
 
     Args:
         metric: Of labels and scores.
         label: ``(N,)`` in {0, 1}.
         method: Its trainings.
-        baseline: The other's.
-        draws: Number of resamples.
+        baseline: The other's, with as many splits and seeds.
+        draws: Of the images.
         seed: Of the draws.
 
     Returns:
-        ``(2, M)``, lower and upper ends.
+        ``(M,)`` deviations, and ``(M,)`` degrees of freedom by Welch and Satterthwaite: S - 1 of the splits' part, the
+        images' part without end. Of one split the deviation is the images' part alone.
+
+    References:
+        Efron and Stein, "The jackknife estimate of variance", Annals of Statistics 9:586, 1981.
     """
+
+    def difference(splits: NDArray[np.int64], images: NDArray[np.int64]) -> NDArray[np.float64]:
+        figures = [
+            np.mean([metric(label[images], one[images]) for one in trained.score[splits].mean(0)], 0)
+            for trained in (method, baseline)
+        ]
+        return np.asarray(figures[0] - figures[1])
+
+    every, count = np.arange(len(method.score)), len(method.score)
     rng = np.random.default_rng(seed)
     classes = [np.flatnonzero(label == value) for value in np.unique(label)]
-    values = []
-    for _ in range(draws):
-        splits = rng.integers(len(method.score), size=len(method.score))
-        images = np.concatenate([rng.choice(members, members.size) for members in classes])
-        drawn = []
-        for trained in (method, baseline):
-            seeds = rng.integers(trained.score.shape[1], size=len(splits))
-            drawn.append(metric(label[images], trained.score[splits, seeds].mean(0)[images]))
-        values.append(drawn[0] - drawn[1])
-    return np.asarray(np.quantile(values, [0.025, 0.975], axis=0))
+    drawn = [difference(every, np.concatenate([rng.choice(rows, rows.size) for rows in classes])) for _ in range(draws)]
+    of_images = np.var(drawn, axis=0, ddof=1)
+    if count == 1:
+        return np.sqrt(of_images), np.full_like(of_images, np.inf)
+    left = [difference(np.delete(every, split), np.arange(label.size)) for split in every]
+    of_splits = (count - 1) * np.var(left, axis=0)
+    both = of_images + of_splits
+    freedom = np.divide((count - 1) * both**2, of_splits**2, out=np.full_like(both, np.inf), where=of_splits > 0)
+    return np.sqrt(both), freedom
 
 
 def adjusted(comparisons: Mapping[str, TrainingComparison]) -> dict[str, float]:
-    """Holm's adjusted p-values of a family of DeLong tests."""
-    p_values = holm([comparison.delong.p_value for comparison in comparisons.values()])
-    return dict(zip(comparisons, p_values.tolist(), strict=True))
+    """Holm's adjusted p-values of a family of comparisons; NaN of those that have none, which do not count."""
+    p_values = {key: comparison.p_value for key, comparison in comparisons.items()}
+    known = [key for key, value in p_values.items() if not math.isnan(value)]
+    return p_values | dict(zip(known, holm([p_values[key] for key in known]).tolist(), strict=True))

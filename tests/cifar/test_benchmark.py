@@ -160,9 +160,10 @@ def test_the_plan_trains_the_baseline_twice_and_every_base_loss() -> None:
     plan = [(job.method.key, job.seed, job.split) for job in table.trainings(["alm_a_fl"], 2)]
     assert plan == [
         ("bce", 0, 0), ("bce", 0, 1), ("bce", 1, 0), ("bce", 1, 1),
-        ("a_fl", 0, 0), ("a_fl", 0, 1), ("alm_a_fl", 0, 0), ("alm_a_fl", 0, 1),
+        ("a_fl", 0, 0), ("a_fl", 0, 1), ("alm_a_fl", 0, 0), ("alm_a_fl", 0, 1), ("a_fl", 1, 0), ("a_fl", 1, 1),
     ]  # fmt: skip
     assert len(table.trainings(["alm_bce"], 2, seeds=3)) == 2 * 3 * 2
+    assert table.baselines(["a_fl", "alm_a_fl", "mu1e-3_bce", "s_fl"]) == ["bce", "a_fl"]
 
 
 # --- Training -------------------------------------------------------------------------------------------------------
@@ -227,7 +228,7 @@ def test_a_report_has_ours_the_paper_s_the_difference_and_the_null(tmp_path: Pat
     table = BenchmarkTable(TABLES, "cifar10_binary_100", "quick")
     results = made_up(table, tmp_path, ["alm_bce", "a_fl", "alm_a_fl", "mu1e-3_bce"], 3)
     report = make_report(table, results, ["bce", "alm_bce", "a_fl", "alm_a_fl", "mu1e-3_bce", "s_fl"], 3, draws=50)
-    assert set(report.comparisons) == {"alm_bce", "a_fl", "alm_a_fl", "mu1e-3_bce", "null"}
+    assert set(report.comparisons) == {"alm_bce", "a_fl", "alm_a_fl", "mu1e-3_bce", "null bce", "null a_fl"}
     assert report.missing == {"s_fl": 0}
     assert set(report.holm) == {"alm_bce", "a_fl", "alm_a_fl", "mu1e-3_bce"}
     acting = {"gradient ratio 10 %": 0.05, "median": 0.075, "90 %": 0.1, "lambda_max": 2, "mu": 1}
@@ -239,6 +240,7 @@ def test_a_report_has_ours_the_paper_s_the_difference_and_the_null(tmp_path: Pat
     assert f"] | 52 | {ours - 52:+.1f} | " in row
     assert row.endswith("| 83.6 ± 1.6 |")
     assert "| **null**: bce, other seeds | " in text
+    assert "| **null**: a_fl, other seeds | " in text
     assert "Not complete: s_fl 0 of 3." in text
     assert "| ALM (mu0 1e-3) + BCE | " in text
     for paragraph in text.split("\n\n"):
@@ -274,7 +276,7 @@ def test_a_row_whose_base_loss_is_not_complete_stands_alone(tmp_path: Path) -> N
     results = made_up(table, tmp_path, ["alm_a_fl"], 2)
     kept = {key: content for key, content in results.items() if key != ("a_fl", 0, 1)}
     report = make_report(table, kept, ["bce", "a_fl", "alm_a_fl"], 2, draws=20)
-    assert set(report.comparisons) == {"null"}
+    assert set(report.comparisons) == {"null bce"}
     assert "Not complete: a_fl 1 of 2." in write_table_report(report, tmp_path / "out")
     assert (tmp_path / "out" / "figure.png").exists()
 
@@ -342,7 +344,7 @@ def test_a_long_tailed_table(tmp_path: Path) -> None:
             results[key, seed, split] = {"test": scores_to_keep(logits, label, [4])}
     methods = [table.method(key) for key in ("ce", "alm1_ce")]
     rows = to_rows(table, results, methods, 3)
-    assert [row["method"] for row in rows] == ["ce", "alm1_ce", "null"]
+    assert [row["method"] for row in rows] == ["ce", "alm1_ce", "null ce"]
     accuracy = [
         np.array([training_figures_of(results[k, 0, s]["test"])[2] for s in range(3)]) for k in ("ce", "alm1_ce")
     ]
