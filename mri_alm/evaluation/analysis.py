@@ -199,8 +199,9 @@ def _trade_offs(
     first = data.models[0]
     if calibration:
         steps = tuple(trade_off(data.label, first.score, calibration))
-        decided = 1 if first.threshold is None else _step_of(first.threshold, *calibration)
-        yield TradeOff("calibration", int(calibration[0].sum()), min(decided, len(steps) - 1), steps)
+        exams = [-math.inf, *np.sort(calibration[1][calibration[0] == 1]).tolist()]  # thresholds of before 0.5.0
+        shipped = next((i for i, step in enumerate(steps) if first.threshold in (step.threshold, exams[i])), 1)
+        yield TradeOff("calibration", int(calibration[0].sum()), shipped, steps)
     if (
         record and record.point.n_positive and not record.point.folds
     ):  # the law of new misses is not that of a largest score
@@ -259,11 +260,6 @@ def trade_off(
 def _thresholds(positive: NDArray[np.generic], score: Floats) -> Floats:
     """Those that allow 0, 1, ... false negatives among these very studies."""
     return midway_below(score, np.sort(score[positive == 1])[: MOST_ALLOWED + 1])
-
-
-def _step_of(threshold: float, positive: NDArray[np.generic], score: Floats) -> int:
-    """The step that decides as a threshold does on the positives that steps are set on."""
-    return 1 + int((score[positive == 1] < threshold).sum()) if math.isfinite(threshold) else 0
 
 
 def _shares_spared(positive: NDArray[np.generic], score: Floats) -> Floats:
