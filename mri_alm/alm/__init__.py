@@ -23,8 +23,10 @@ from mri_alm.alm.losses import (
     ClassBalancedBinaryCrossEntropy,
     MiniBatchAUC,
     PartialAUC,
+    SmoothedBinaryCrossEntropy,
     SymmetricFocal,
     SymmetricMargin,
+    VectorScaling,
     WeightedBinaryCrossEntropy,
 )
 from mri_alm.alm.losses_multiclass import (
@@ -60,9 +62,11 @@ __all__ = [
     "PartialAUC",
     "ProcessShare",
     "RankingConstraint",
+    "SmoothedBinaryCrossEntropy",
     "StratifiedBatchSampler",
     "SymmetricFocal",
     "SymmetricMargin",
+    "VectorScaling",
     "Violations",
     "WeightedBinaryCrossEntropy",
     "class_scores",

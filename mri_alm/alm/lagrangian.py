@@ -9,6 +9,7 @@ Plain PyTorch; nothing here knows about MONAI. A training loop has three calls t
 
 import logging
 import math
+from collections.abc import Sequence
 from typing import Any, Literal, cast
 
 import torch
@@ -343,6 +344,13 @@ class AugmentedLagrangian(nn.Module):
             self.previous_metric.fill_(value)
         self._visits.zero_()
         return {**report, "mu_next": float(self.mu)}
+
+    def multipliers_of(self, index: Sequence[int]) -> list[float]:
+        """Multipliers of positives by their index; empty where these own none, or the base loss is trained alone."""
+        if self.constraint.per != "positive" or not float(self.mu0) > 0:
+            return []
+        values: list[float] = self.multipliers[torch.tensor(index, device=self.multipliers.device)].tolist()
+        return values
 
     def _warn_if_flat(self, sums: dict[str, float]) -> None:
         """Say once when most violations of an epoch have no gradient, so that multipliers grow to no effect."""

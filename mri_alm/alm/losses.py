@@ -82,6 +82,71 @@ class ClassBalancedBinaryCrossEntropy(nn.Module):
         return torch.where(label == 1, self.positive_weight * loss, self.negative_weight * loss).mean()
 
 
+class SmoothedBinaryCrossEntropy(nn.Module):
+    """Binary cross-entropy towards labels that are not quite certain: 1 - s/2 for positives, s/2 for negatives.
+
+    Args:
+        smoothing: s in [0, 1). Zero gives plain binary cross-entropy.
+
+    Raises:
+        InputError: If ``smoothing`` is outside [0, 1).
+
+    References:
+        Szegedy et al., "Rethinking the Inception Architecture for Computer Vision", CVPR 2016, section 7.
+    """
+
+    def __init__(self, smoothing: float = 0.1) -> None:
+        super().__init__()
+        numbers_only(smoothing=smoothing)
+        if not 0 <= smoothing < 1:
+            raise InputError(f"smoothing must be in [0, 1), got {smoothing}")
+        self.smoothing = smoothing
+
+    def forward(self, logits: Tensor, label: Tensor) -> Tensor:
+        """Mean loss of a batch: ``logits`` (B,), ``label`` (B,) in {0, 1} -> scalar."""
+        logits = checked_pair(logits, label)
+        target = (1 - self.smoothing) * (label == 1).to(logits.dtype) + self.smoothing / 2
+        return binary_cross_entropy_with_logits(logits, target)
+
+
+class VectorScaling(nn.Module):
+    """Binary cross-entropy of a logit that is scaled and shifted by how rare its class is (VS), or shifted only (LA).
+
+    A sample of class y has the loss log(1 + exp(tau log(n_other / n_y) - (n_y / n_max)^gamma m)), where m is its logit
+    towards its own class. So rare positives have to reach a larger logit (tau), and their logit counts less (gamma).
+
+    Args:
+        counts: Training samples without and with the critical class, as the loss sees them: of the batches, where those
+            have another share of positives than the cohort.
+        tau: Strength of the shift, >= 0. One is what makes the unshifted logit right for classes of equal frequency.
+        gamma: Exponent of the scale, >= 0. Zero is logit adjustment.
+
+    Raises:
+        InputError: If ``tau`` or ``gamma`` is negative or not finite, or ``counts`` does not hold two counts of at
+            least one.
+
+    References:
+        Kini, Paraskevas, Oymak, Thrampoulidis, "Label-Imbalanced and Group-Sensitive Classification under
+        Overparameterization", NeurIPS 2021 (the binary VS loss, its weights 1). Menon et al., "Long-tail learning via
+        logit adjustment", ICLR 2021.
+    """
+
+    def __init__(self, counts: Sequence[int], *, tau: float = 1.0, gamma: float = 0.0) -> None:
+        super().__init__()
+        if len(counts) != 2:
+            raise InputError(f"counts must be (negatives, positives), got {len(counts)} numbers")
+        negatives, positives = checked_counts(counts)
+        self.shift = non_negative("tau", tau) * math.log(negatives / positives)
+        largest = max(counts)
+        self.scales = [(count / largest) ** non_negative("gamma", gamma) for count in (negatives, positives)]
+
+    def forward(self, logits: Tensor, label: Tensor) -> Tensor:
+        """Mean loss of a batch: ``logits`` (B,), ``label`` (B,) in {0, 1} -> scalar."""
+        signed = _toward_label(logits, label)
+        own = torch.where(label == 1, self.scales[1] * signed - self.shift, self.scales[0] * signed + self.shift)
+        return -logsigmoid(own).mean()
+
+
 class SymmetricFocal(nn.Module):
     """Binary cross-entropy that down-weights easy samples of both classes (S-FL), by (1 - p of the true class)^gamma.
 

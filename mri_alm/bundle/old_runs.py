@@ -39,6 +39,8 @@ SAME_RESULTS: dict[str, tuple[frozenset[str], ...]] = {
     "optimizer": (frozenset({"1b1467d20ab107a8", "0f12752c23257f6e"}),),
     "augmentations": (frozenset({"74234e98afe7498f", "2fde9dace1db8c60"}),),
     "optimisers": (frozenset({"74234e98afe7498f", "d09d13630501c3b1"}),),
+    # three further losses to choose from
+    "losses": (frozenset({"d7f18e65136822eb", "94b10f28523cdce4"}),),
     "validate": (frozenset({"165075c2698e86a8", "bf1844af98c52ddc"}),),
     # the network can be another one (architecture, fusion, pooling), which it is not in runs of before
     "network_def": (frozenset({"9b4a87bacfb00306", "86e231bec759eaa2"}),),
@@ -61,11 +63,20 @@ SAME_RESULTS: dict[str, tuple[frozenset[str], ...]] = {
     "run": (frozenset({"44c2b67c9936bcff", "70f019bf4ce6885c"}),),
     "watch": (frozenset({"74234e98afe7498f", "64e7db3565acec17"}),),
 }
-# Parts whose results did change: digests of earlier forms, and of the one that ships now. A run goes on with its own.
-OWN_PARTS = {
+# Parts whose results did change: digests of earlier forms, of the one that ships now, and where in the part the change
+# is. A run goes on with its own.
+OWN_PARTS: dict[str, tuple[frozenset[str], str, tuple[Any, ...]]] = {
     # exams are normalised within masks, and have the voxels that they have from a prepared cohort
-    "preprocessing": (frozenset({"7c7fd62bb709a60e", "c8b8e2470f29aca4"}), "c4c2e96cc3780f1f"),
+    "preprocessing": (frozenset({"7c7fd62bb709a60e", "c8b8e2470f29aca4"}), "c4c2e96cc3780f1f", ()),
+    # runs of different seeds share nothing; with seed 0 nothing changed
+    "seed_everything": (frozenset({"147e0e91e63bb781"}), "bf7377565d11e561", ()),
+    "train": (
+        frozenset({"14b885b389488617", "549f4f9f3a1b7c4e", "d5d7581f0e751d77", "05df4f6d4c84843e"}),
+        "7e291c3bae702c98",
+        ("handlers", 0, "seed"),
+    ),
 }
+_OF_SEEDS = {"seed_everything", "train"}
 
 _NAME = re.compile(r"\bmri_alm(?:\.\w+)+")
 _RENAMED = RENAMED_SETTINGS | {"guard": "split_digest"}
@@ -120,17 +131,27 @@ def as_it_began(config: dict[str, Any], theirs: Mapping[str, Any]) -> dict[str, 
         theirs: That of the run.
     """
     kept = {
-        name: canonical(theirs[name])
-        for name, (earlier, ships) in OWN_PARTS.items()
+        name: _with_theirs(config[name], canonical(theirs[name]), place)
+        for name, (earlier, ships, place) in OWN_PARTS.items()
         if part_digest(config.get(name)) == ships and part_digest(theirs.get(name)) in earlier
     }
-    if kept:
+    changed = kept.keys() - (set() if config.get("seed") else _OF_SEEDS)
+    if changed:
         logger.warning(
             "This run began with an earlier version and goes on as it began: %s. Train a new run to have what a part "
             "does now (CHANGELOG).",
-            ", ".join(kept),
+            ", ".join(sorted(changed)),
         )
     return config | kept
+
+
+def _with_theirs(mine: Any, theirs: Any, place: tuple[Any, ...]) -> Any:
+    """A part with what theirs has at a place in it, keys and numbers of items; theirs where the place is the whole."""
+    if not place:
+        return theirs
+    copy = mine.copy()
+    copy[place[0]] = _with_theirs(mine[place[0]], theirs[place[0]], place[1:])
+    return copy
 
 
 def _defined(name: str) -> str:

@@ -36,6 +36,7 @@ class SplitFolder:
         previous: The ``last`` before, in case that one is damaged.
         record: Best epoch and every epoch's report; makes the split finished.
         held_out: Scores of the validation exams by :attr:`model`.
+        multipliers: Of the positives that it was trained on, at the end; none without the constraint.
         result: In place of the two, of a run on images: with the scores of all test images.
     """
 
@@ -43,6 +44,7 @@ class SplitFolder:
         self.name, self.path = path.name, path
         self.model, self.last, self.previous = (path / f"{name}.pt" for name in ("model", "last", "previous"))
         self.record, self.held_out, self.result = path / "split.json", path / "validation.csv", path / "result.json"
+        self.multipliers = path / "multipliers.csv"
 
     def history(self) -> tuple[list[dict[str, float]], int]:
         """The report of every epoch, and the epoch whose weights were kept.
@@ -72,8 +74,8 @@ class RunFolder:
         self.config, self.threshold, self.metrics, self.protocol = (
             self.path / f"{name}.json" for name in ("config", "threshold", "metrics", "protocol")
         )
-        self.scores, self.held_out, self.splits = (
-            self.path / f"{name}.csv" for name in ("scores", "heldout", "splits")
+        self.scores, self.held_out, self.splits, self.hardest = (
+            self.path / f"{name}.csv" for name in ("scores", "heldout", "splits", "hardest")
         )
         self.report, self.lock = self.path / "report.html", self.path / ".lock"
         self.log = self.path / "run.log"

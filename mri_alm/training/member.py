@@ -169,6 +169,10 @@ class SplitTraining:
             names, logits = member.predict(member.network(folder.model), "validation")
             rows = [{"study": name, "logit": float(row[0])} for name, row in zip(names, logits, strict=True)]
             write_csv(folder.held_out, ["study", "logit"], rows)
+        positives = [study for study in self.cohort.splits[split][0] if study.label]
+        if values := end.parts["objective"].multipliers_of([study.index for study in positives]):
+            rows = [{"study": s.study, "lambda": value} for s, value in zip(positives, values, strict=True)]
+            write_csv(folder.multipliers, ["study", "lambda"], rows)
         record = {"best": end.selection.best, "model_sha256": sha256(folder.model)} | end.record
         write_json(folder.record, record | {"epochs": end.history})
 

@@ -216,6 +216,7 @@ class TrainingRun:
         digests = {split.name: sha256(split.model) for split in splits}
         point, trained_on = self._operating_point(splits, digests), self.folder.trained_on()
         write_json(self.folder.threshold, point.to_json() | {"checkpoints": digests})
+        self._hardest(splits)
         best = [read_json(split.record)["best"]["auc"] for split in splits if self.held_out]
         metrics: dict[str, Any] = {"validation_auc": spread(best)} if best else {}
         if self.cohort.test:
@@ -260,12 +261,49 @@ class TrainingRun:
         write_csv(self.folder.held_out, ["study", "label", "logit", "members"], rows)
         return one_score_per_patient([study.patient for study in studies], labels, expit(means))
 
+    def _hardest(self, splits: Sequence[SplitFolder]) -> None:
+        """``hardest.csv``, of the members that the constraint acted on."""
+        tables = [read_table(s.multipliers, ("study", "lambda")) for s in splits if s.multipliers.is_file()]
+        rows = hardest_positives([{row["study"]: float(row["lambda"]) for row in table} for table in tables])
+        if rows:
+            write_csv(self.folder.hardest, HARDEST_COLUMNS, rows)
+
     def _report(self, prepared: Iterable[dict[str, Any]]) -> None:
         """``report.html``, as ``pipelines/evaluate.py`` writes it from the run's scores."""
         pictures = {item["study"]: study_thumbnail(item["image"].numpy()) for item in prepared}
         name, scores = self.folder.path.name, self.folder.scores
         evaluation = evaluate({name: scores}, self.cohort.manifest, run=self.folder.path, pictures=lambda _: pictures)
         write_html_report(self.folder.report, evaluation)
+
+
+HARDEST_COLUMNS = ["study", "label", "lambda", "rank", "members"]
+
+
+def hardest_positives(members: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:
+    """Training positives by how hard they stayed to rank: candidates for a second look at label and images.
+
+    A multiplier is the sum of what its exam lacked of the margin in every visit (without decay), so that the members'
+    sizes differ: each counts as a share of its member's largest.
+
+    Args:
+        members: Of each, its positives' multipliers at the end, >= 0, by study. Members whose constraints were all
+            satisfied from the start say nothing, and do not count.
+
+    Returns:
+        A row per positive, the hardest first: ``study``, ``label`` (1), ``lambda`` (mean share over the members that
+        trained on it, in [0, 1]), ``rank`` (from 1), ``members`` (how many those are).
+    """
+    shares: dict[str, list[float]] = {}
+    for member in members:
+        largest = max(member.values(), default=0.0)
+        for study, value in member.items() if largest > 0 else ():
+            shares.setdefault(study, []).append(value / largest)
+    means = {study: float(np.mean(values)) for study, values in shares.items()}
+    order = sorted(means, key=lambda study: (-means[study], study))
+    return [
+        {"study": study, "label": 1, "lambda": means[study], "rank": rank, "members": len(shares[study])}
+        for rank, study in enumerate(order, 1)
+    ]
 
 
 def runs_on_cohort(studies: Iterable[ManifestRow], model: str) -> int | None:
@@ -385,6 +423,7 @@ def closing_text(run: RunFolder, metrics: dict[str, Any], point: Any, members: i
     lines += ["", f"Score new exams: mri-alm score --model {run.path} --input DICOM_FOLDER --output OUT"]
     written = [run.threshold, run.metrics, *([run.held_out] if point.n_positive else []), run.splits, run.config]
     written += [run.scores] if test else []
+    written += [run.hardest] if run.hardest.is_file() else []
     files = ", ".join(path.name for path in written)
     lines.append(f"Written: {files}; per split model.pt, split.json and TensorBoard events.")
     return "\n".join([*lines, *([f"Open in a browser: {run.report}"] if test else [])])

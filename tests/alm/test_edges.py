@@ -150,6 +150,19 @@ def test_others_are_not(caplog: pytest.LogCaptureFixture, logits: list[float], c
     assert warned(caplog, logits, **constraint) == []
 
 
+# --- Multipliers by sample ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mu", "per"), [(0.0, "positive"), ("auto", "positive"), (0.5, "negative"), (0.5, "pair")])
+def test_multipliers_of_positives_exist_where_they_own_a_constraint_that_acts(mu: Any, per: Any) -> None:
+    """With auto mu0 is not known before the first epoch ends."""
+    assert objective(mu=mu, constraint=RankingConstraint(per=per)).multipliers_of([1]) == []
+    alm = objective(mu=0.5, num_samples=6)
+    alm(torch.tensor([0.0, 0.0, 0.0], requires_grad=True), torch.tensor([1.0, 0, 0]), torch.tensor([4, 1, 2]))
+    alm.dual_step()
+    assert alm.multipliers_of([4, 0]) == [0.25, 0.0]  # mu times two negatives' delta
+
+
 # --- Copies -----------------------------------------------------------------------------------------------------------
 
 

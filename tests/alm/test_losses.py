@@ -22,8 +22,10 @@ from mri_alm.alm.losses import (
     ClassBalancedBinaryCrossEntropy,
     MiniBatchAUC,
     PartialAUC,
+    SmoothedBinaryCrossEntropy,
     SymmetricFocal,
     SymmetricMargin,
+    VectorScaling,
     WeightedBinaryCrossEntropy,
     class_balanced_weights,
 )
@@ -57,6 +59,9 @@ BINARY: dict[str, nn.Module] = {
     "pauc": PartialAUC(0.3),
     "ldam": BinaryLDAM(COUNTS),
     "aucm": AUCMargin(),
+    "la": VectorScaling(COUNTS),
+    "vs": VectorScaling(COUNTS, gamma=0.2),
+    "ls": SmoothedBinaryCrossEntropy(),
     "s_fl_offset": SymmetricFocal(0.5, log_offset=1e-4),
     "a_fl_offset": AsymmetricFocal(0.5, log_offset=1e-4),
     "s_ml_offset": SymmetricMargin(4.0, log_offset=1e-4),
@@ -444,6 +449,7 @@ class CountedCohort:
 KNOBS = {
     "gamma": 1.5, "margin": 0.5, "positive_weight": 8.0, "beta": 0.99, "max_margin": 0.4, "ldam_scale": 20.0,
     "only_split": 3, "max_fpr": 0.3, "log_offset": 1e-4, "normalise_weights": False, "cohort_data": CountedCohort(),
+    "batch_size": 32, "positives_per_batch": None, "tau": 0.7, "vs_gamma": 0.3, "smoothing": 0.2,
 }  # fmt: skip
 CONFIGURED = {
     "bce": BinaryCrossEntropy(),
@@ -457,6 +463,9 @@ CONFIGURED = {
     "mbauc": MiniBatchAUC(),
     "pauc": PartialAUC(0.3),
     "aucm": AUCMargin(),
+    "la": VectorScaling(COUNTS, tau=0.7),
+    "vs": VectorScaling(COUNTS, tau=0.7, gamma=0.3),
+    "ls": SmoothedBinaryCrossEntropy(0.2),
 }
 
 
@@ -472,6 +481,15 @@ def test_config_part_builds_the_loss_from_the_knobs(name: str) -> None:
     assert type(loss) is type(CONFIGURED[name])
     logits, label = batch(0)
     assert torch.equal(loss(logits, label), CONFIGURED[name](logits, label))
+
+
+@pytest.mark.parametrize(("positives", "counts"), [(8, (24, 8)), (40, (1, 40))])
+def test_losses_that_know_the_prior_take_that_of_the_batches(positives: int, counts: tuple[int, int]) -> None:
+    """More positives than a batch holds are refused by what draws them, not here."""
+    parser = ConfigParser(KNOBS | {"positives_per_batch": positives, "loss": f"%{PARTS}::la"})
+    parser.resolve_macro_and_relative_ids()
+    logits, label = batch(0)
+    assert torch.equal(parser.get_parsed_content("loss")(logits, label), VectorScaling(counts, tau=0.7)(logits, label))
 
 
 # --- The authors' offset, LDAM with one logit, MONAI's AUC-margin loss -----------------------------------------------
@@ -540,3 +558,65 @@ def test_auc_margin_climbs_in_alpha_and_descends_in_the_rest() -> None:
     loss.loss.alpha.data.fill_(-1)
     loss(logits, label)
     assert loss.loss.alpha.item() == 0
+
+
+# --- Opponents of the constraint --------------------------------------------------------------------------------------
+
+
+def test_logit_adjustment_by_hand() -> None:
+    """Three negatives to one positive, z = 0: the positive has log(1 + 3), the negative log(1 + 1/3)."""
+    loss = VectorScaling((3, 1))
+    logits = torch.zeros(2, dtype=torch.float64)
+    assert float(loss(logits, torch.tensor([1.0, 0.0]))) == pytest.approx((math.log(4) + math.log(4 / 3)) / 2)
+    z = torch.linspace(-20, 20, 9, dtype=torch.float64)
+    for label in (torch.ones(9), torch.zeros(9)):
+        plain = BinaryCrossEntropy()(z + 0.5 * math.log(1 / 3), label.double())
+        assert float(VectorScaling((3, 1), tau=0.5)(z, label)) == pytest.approx(float(plain), rel=1e-12)
+
+
+def test_vector_scaling_by_hand() -> None:
+    """gamma 1/2 with counts (16, 4): positives' logits count a half; tau 2: shifted by 2 log 4."""
+    loss = VectorScaling((16, 4), tau=2.0, gamma=0.5)
+    z, shift = 1.6, 2 * math.log(4)
+    positive = float(loss(torch.tensor([z], dtype=torch.float64), torch.ones(1)))
+    negative = float(loss(torch.tensor([z], dtype=torch.float64), torch.zeros(1)))
+    assert positive == pytest.approx(math.log(1 + math.exp(shift - z / 2)))
+    assert negative == pytest.approx(math.log(1 + math.exp(-shift + z)))
+    swapped = VectorScaling((4, 16), tau=2.0, gamma=0.5)  # the rare class is the other one
+    assert float(swapped(torch.tensor([-z], dtype=torch.float64), torch.zeros(1))) == pytest.approx(positive)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.2])
+def test_without_shift_and_scale_it_is_cross_entropy(gamma: float) -> None:
+    z, label = torch.randn(20, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 2
+    plain = BinaryCrossEntropy()(z, label)
+    torch.testing.assert_close(VectorScaling((7, 7), tau=3.0, gamma=gamma)(z, label), plain)
+    torch.testing.assert_close(VectorScaling((9, 1), tau=0.0)(z, label), plain)
+    torch.testing.assert_close(SmoothedBinaryCrossEntropy(0.0)(z, label), plain)
+
+
+def test_smoothed_labels_by_hand() -> None:
+    """s = 0.2: a positive is 0.9 of one and 0.1 of the other, so that its best logit is log 9."""
+    loss, z = SmoothedBinaryCrossEntropy(0.2), torch.tensor([1.5], dtype=torch.float64)
+    expected = 0.9 * math.log(1 + math.exp(-1.5)) + 0.1 * math.log(1 + math.exp(1.5))
+    assert float(loss(z, torch.ones(1))) == pytest.approx(expected)
+    assert float(loss(-z, torch.zeros(1))) == pytest.approx(expected)
+    best = torch.tensor([math.log(9)], dtype=torch.float64, requires_grad=True)
+    loss(best, torch.ones(1)).backward()
+    assert float(best.grad or 0) == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: VectorScaling((3, 1, 2)), r"counts must be \(negatives, positives\), got 3 numbers"),
+        (lambda: VectorScaling((3, 0)), "counts must hold at least one training sample per class"),
+        (lambda: VectorScaling((3, 1), tau=-1), "tau must be a finite number >= 0, got -1"),
+        (lambda: VectorScaling((3, 1), gamma=math.inf), "gamma must be a finite number >= 0, got inf"),
+        (lambda: SmoothedBinaryCrossEntropy(1), r"smoothing must be in \[0, 1\), got 1"),
+        (lambda: SmoothedBinaryCrossEntropy(-0.1), r"smoothing must be in \[0, 1\), got -0.1"),
+    ],
+)
+def test_opponents_refuse_what_cannot_be_meant(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make()

@@ -6,6 +6,7 @@ bundle exported from that. Numbers are compared to the last bit where torch and 
 else closely: other processors round otherwise.
 """
 
+import itertools
 import json
 import os
 import shutil
@@ -23,7 +24,7 @@ from small_cohort import SETTINGS, read_rows, workflow, write_cohort
 
 from mri_alm.bundle.checkpoints import load_tensors
 from mri_alm.bundle.config import refuse_other_settings
-from mri_alm.bundle.old_runs import OWN_PARTS, SAME_RESULTS, as_it_began, part_digest
+from mri_alm.bundle.old_runs import OWN_PARTS, SAME_RESULTS, as_it_began, part_digest, same_part
 from mri_alm.bundle.run_folder import RunFolder
 from mri_alm.bundle.settings import SETTINGS as TABLE
 from mri_alm.errors import InputError
@@ -148,6 +149,41 @@ def test_a_setting_that_did_not_exist_then_counts_as_its_default(place: Path, tm
         refuse_other_settings(RunFolder(run.path), config | {"network_def": {"_target_": "mine.Net"}})
 
 
+def seeds_of(config: dict[str, Any], seed: int, split: int) -> tuple[int, range]:
+    """What the network of a split is made with, and what its first 60 epochs are drawn with, by a config's text."""
+    texts = config["seed_everything"].split("seed=")[1].removesuffix(")"), config["train"]["handlers"][0]["seed"][1:]
+    filled = [text.replace("@seed", str(seed)).replace("@only_split", str(split)) for text in texts]
+    made, drawn = (int(eval(text)) for text in filled)  # noqa: S307  expressions of the shipped config
+    return made, range(drawn + 1, drawn + 61)
+
+
+def test_runs_of_different_seeds_share_nothing_and_seed_0_is_as_it_was(place: Path, tmp_path: Path) -> None:
+    theirs = json.loads((BEFORE / "run" / "config.json").read_text())["config"]
+    now = workflow(Path("cohort/manifest.csv"), tmp_path / "run").parser.get()
+    before = as_it_began(now, theirs)
+    made_with: dict[int, tuple[int, int]] = {}
+    drawn_with: dict[int, tuple[int, int]] = {}
+    for seed, split in itertools.product(range(4), range(10)):
+        made, drawn = seeds_of(now, seed, split)
+        assert made_with.setdefault(made, (seed, split)) == (seed, split)
+        assert all(drawn_with.setdefault(value, (seed, split)) == (seed, split) for value in drawn)
+        then = seed + split, range(seed + 1000 * split + 1, seed + 1000 * split + 61)
+        assert seeds_of(before, seed, split) == then
+        assert seed or (made, drawn) == then
+    for part in ("train", "seed_everything"):
+        assert same_part(part, theirs[part], before[part])
+        assert not same_part(part, theirs[part], now[part])
+
+
+def test_a_run_of_another_seed_says_that_it_keeps_its_seeds(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = json.loads((BEFORE / "run" / "config.json").read_text())
+    config = workflow(Path("cohort/manifest.csv"), tmp_path / "run", seed=1).parser.get()
+    as_it_began(config, record["config"])
+    assert "goes on as it began: preprocessing, seed_everything, train." in capsys.readouterr().out
+
+
 def record_settings(record: dict[str, Any]) -> dict[str, Any]:
     names = set(SETTINGS) | {"validation"}
     return {name: record["config"][name] for name in names if name in record["config"]}
@@ -164,7 +200,7 @@ def test_every_part_that_ships_gives_the_results_of_then(entry: str) -> None:
     different = {}
     for name in sorted({*then, *now} - TABLE.keys() - {"acting", "bank", "blank", "outside", "address", "split"}):
         one, other = part_digest(then.get(name)), part_digest(now.get(name))
-        earlier, ships = OWN_PARTS.get(name, (frozenset(), ""))
+        earlier, ships, _ = OWN_PARTS.get(name, (frozenset(), "", ()))
         groups = [*SAME_RESULTS.get(name, ()), *(frozenset({before, ships}) for before in earlier)]
         if one != other and not any({one, other} <= group for group in groups):
             different[name] = (one, other)

@@ -18,6 +18,7 @@ from mri_alm.bundle.checkpoints import load_tensors, save_tensors
 from mri_alm.bundle.trained_run import TrainedRun, load_member
 from mri_alm.errors import InputError
 from mri_alm.evaluation.analysis import evaluate
+from mri_alm.training.run import hardest_positives
 
 SPLITS = range(SETTINGS["splits"])
 
@@ -47,12 +48,12 @@ def test_files_of_a_run(trained: Path) -> None:
     names = {path.name for path in trained.iterdir()}
     assert names == {
         "config.json", "splits.csv", "heldout.csv", "threshold.json", "scores.csv", "metrics.json", "report.html",
-        "protocol.json", "run.log",
+        "protocol.json", "run.log", "hardest.csv",
         *(f"split_{k}" for k in SPLITS),
     }  # fmt: skip
     for k in SPLITS:
         inside = {path.name for path in (trained / f"split_{k}").iterdir() if not path.name.startswith("events.")}
-        assert inside == {"model.pt", "last.pt", "previous.pt", "split.json", "validation.csv"}
+        assert inside == {"model.pt", "last.pt", "previous.pt", "split.json", "validation.csv", "multipliers.csv"}
 
 
 def test_test_patients_are_in_no_split_and_no_patient_on_two_sides(manifest: Path, trained: Path) -> None:
@@ -67,6 +68,33 @@ def test_test_patients_are_in_no_split_and_no_patient_on_two_sides(manifest: Pat
         guarded = load_tensors(trained / f"split_{k}" / "last.pt")["objective"]["multipliers"].nonzero().flatten()
         visited = {list(cohort)[i] for i in guarded.tolist()}
         assert visited == {r["study"] for r in rows if r["label"] == "1"} - held_out  # the multipliers that moved
+
+
+def test_the_hardest_positives_are_those_of_the_largest_multipliers(manifest: Path, trained: Path) -> None:
+    studies = [row["study"] for row in read_rows(manifest)]
+    shares: dict[str, list[float]] = {}
+    for k in SPLITS:
+        multipliers = load_tensors(trained / f"split_{k}" / "last.pt")["objective"]["multipliers"]
+        for i in multipliers.nonzero().flatten().tolist():
+            shares.setdefault(studies[i], []).append(float(multipliers[i] / multipliers.max()))
+    rows = read_rows(trained / "hardest.csv")
+    assert list(rows[0]) == ["study", "label", "lambda", "rank", "members"]
+    assert {row["study"] for row in rows} == shares.keys()
+    for row in rows:
+        assert float(row["lambda"]) == pytest.approx(np.mean(shares[row["study"]]))
+        assert (row["label"], int(row["members"])) == ("1", len(shares[row["study"]]))
+    assert [int(row["rank"]) for row in rows] == list(range(1, len(rows) + 1))
+    values = [float(row["lambda"]) for row in rows]
+    assert values == sorted(values, reverse=True)
+
+
+def test_hardest_positives_by_hand() -> None:
+    """Of the second member nothing was violated; b and c are equal, so the name decides."""
+    rows = hardest_positives([{"a": 1.0, "b": 4.0}, {"a": 0.0, "c": 0.0}, {"a": 6.0, "c": 3.0, "d": 0.0, "b": 0.0}])
+    assert [(row["study"], row["lambda"], row["rank"], row["members"]) for row in rows] == [
+        ("a", 0.625, 1, 2), ("b", 0.5, 2, 2), ("c", 0.5, 3, 1), ("d", 0.0, 4, 1),
+    ]  # fmt: skip
+    assert hardest_positives([{"a": 0.0}, {}]) == []
 
 
 def test_scores_have_the_promised_columns_and_one_row_per_test_exam(manifest: Path, trained: Path) -> None:
