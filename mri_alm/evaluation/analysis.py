@@ -32,8 +32,8 @@ from mri_alm.evaluation.performance import (
     subgroups,
 )
 from mri_alm.evaluation.reader import ReaderComparison, compare_with_reader, reader_warnings
-from mri_alm.metrics.ranking import Floats, check_binary
-from mri_alm.metrics.threshold import clopper_pearson_upper, midway_below, minimum_positives
+from mri_alm.metrics.ranking import Floats, check_binary, midway_below
+from mri_alm.metrics.threshold import clopper_pearson_upper, minimum_positives
 from mri_alm.metrics.uncertainty import bootstrap_interval
 
 MOST_ALLOWED = 100  # nobody ships a threshold that misses more; keeps the page small

@@ -20,6 +20,7 @@ from mri_alm.metrics.ranking import (
     fpr_at_each_fn,
     fpr_at_fn,
     fpr_at_tpr,
+    midway_below,
     predict_at_tpr,
 )
 from mri_alm.metrics.threshold import (
@@ -30,7 +31,6 @@ from mri_alm.metrics.threshold import (
     fixed_fn_threshold,
     future_false_negatives_cdf,
     mean_miss_rate_threshold,
-    midway_below,
     minimum_positives,
     minmax_bound,
     minmax_threshold,

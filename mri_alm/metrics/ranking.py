@@ -112,6 +112,22 @@ def allowed_misses(n_positive: int, tpr: float) -> int:
     return n_positive - math.ceil(tpr * n_positive - 1e-9)
 
 
+def midway_below(score: Floats, at: Floats) -> Floats:
+    """Halfway from each of ``at`` to the next lower score, so that both are decided alike when they move a little.
+
+    Where no score is lower, a ten-thousandth of its size below; where no number lies between the two, itself.
+
+    Args:
+        score: ``(B,)``, all held-out scores of both classes, of any kind.
+        at: ``(K,)`` of them.
+    """
+    ascending = np.unique(score)
+    place = np.searchsorted(ascending, at)
+    lower = np.where(place > 0, ascending[np.maximum(place - 1, 0)], at - 2e-4 * np.abs(at))
+    middle = lower + (at - lower) / 2
+    return np.where(middle > lower, middle, at)
+
+
 def fpr_at_tpr(label: ArrayLike, score: ArrayLike, tpr: float, *, rule: FprRule = "lowest") -> float:
     """False-positive rate at a true-positive rate.
 

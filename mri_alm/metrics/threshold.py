@@ -4,10 +4,7 @@ Let s_(1) <= ... <= s_(n) be the scores of ``n`` independent positives (one per 
 model selection. "Positive" means ``score >= tau``. With tau = s_(r), at most r - 1 of them are missed, and the miss
 rate of new patients follows Beta(r, n - r + 1), or less where scores tie. The ways to choose r differ in what they
 promise, and are named for it. r = 0 has an honest outcome too: tau = -infinity, examine everyone.
-
-The number that is used lies halfway between s_(r) and the next lower of all held-out scores (:func:`midway_below`): no
-decision on them differs, new positives are missed as often or more rarely, and an exam whose score is s_(r) itself is
-not missed when another batch or processor moves it by the last digits.
+The number used lies just below s_(r), so that no exam flips in another batch: :func:`mri_alm.metrics.midway_below`.
 """
 
 import math
@@ -20,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import beta, betabinom, binom, nbinom
 
 from mri_alm.errors import InputError
-from mri_alm.metrics.ranking import Floats, check_binary
+from mri_alm.metrics.ranking import Floats, check_binary, midway_below
 from mri_alm.runtime.files import Fields, shown
 
 
@@ -30,8 +27,7 @@ class OperatingPoint:
 
     Attributes:
         threshold: Positive iff score >= threshold, of the kind the scores had; -inf means "examine everyone".
-        rank: The threshold lies just below the ``rank``-th smallest held-out positive score, see :func:`midway_below`;
-            0 means "examine everyone". Files of before 0.5.0 have that score itself.
+        rank: Of the held-out positive score that it lies just below (before 0.5.0: that it is); 0: "examine everyone".
         n_positive: Held-out positives; 0, and only then: nobody was held out, and there is no threshold.
         n_negative: Held-out negatives.
         false_negatives: Held-out positives below the threshold; fewer than ``rank - 1`` where scores tie.
@@ -286,22 +282,6 @@ def _operating_point(
         rule=rule,
         basis=_BASIS[source],
     )
-
-
-def midway_below(score: Floats, at: Floats) -> Floats:
-    """Halfway from each of ``at`` to the next lower score, so that both are decided alike when they move a little.
-
-    Where no score is lower, a ten-thousandth of its size below; where no number lies between the two, itself.
-
-    Args:
-        score: ``(B,)``, all held-out scores of both classes, of any kind.
-        at: ``(K,)`` of them.
-    """
-    ascending = np.unique(score)
-    place = np.searchsorted(ascending, at)
-    lower = np.where(place > 0, ascending[np.maximum(place - 1, 0)], at - 2e-4 * np.abs(at))
-    middle = lower + (at - lower) / 2
-    return np.where(middle > lower, middle, at)
 
 
 def one_score_per_patient(

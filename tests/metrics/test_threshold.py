@@ -9,7 +9,7 @@ from mapie.risk_control import BinaryClassificationController
 from scipy.stats import binom, binomtest
 
 from mri_alm.errors import InputError
-from mri_alm.metrics.ranking import fpr_at_fn
+from mri_alm.metrics.ranking import fpr_at_fn, midway_below
 from mri_alm.metrics.threshold import (
     OperatingPoint,
     certificate_in_words,
@@ -18,7 +18,6 @@ from mri_alm.metrics.threshold import (
     fixed_fn_threshold,
     future_false_negatives_cdf,
     mean_miss_rate_threshold,
-    midway_below,
     minimum_positives,
     miss_bound_in_words,
     neyman_pearson_rank,
