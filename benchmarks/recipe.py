@@ -1,0 +1,121 @@
+"""One factor at a time: what makes the main command's model better? On phantoms, judged by exams it never saw.
+
+python pipelines/make_phantom.py data/phantom360 --train 144 --test 360
+python benchmarks/recipe.py --cohort data/phantom360/manifest.csv   # the same again goes on; --show: the table alone
+
+Each variant changes the reference in the settings named, with the same splits and seeds. The test scores of every
+member are kept (benchmarks/results/recipe/); figures are computed from them again at every start. No setting, epoch
+or weight is chosen on test exams.
+"""
+
+import argparse
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from monai.bundle import ConfigParser
+
+from mri_alm.bundle.trained_run import TrainedRun
+from mri_alm.cifar.job import brief
+from mri_alm.metrics.ranking import auc, fpr_at_fn
+from mri_alm.runtime.files import read_json, write_json
+from mri_alm.runtime.tables import read_table
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "recipe"
+REFERENCE: dict[str, Any] = {"mu0": 0, "max_epochs": 30}
+BOTH = REFERENCE | {"positives_per_batch": 2, "fusion": "spatial"}
+TOGETHER = BOTH | {
+    "optimiser": "adamw",
+    "weight_decay": 0.01,
+    "schedule": "cosine",
+    "warmup": 2,
+    "checkpoint_rule": "last",
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "reference": REFERENCE,
+    "reference, other seed": REFERENCE | {"seed": 1000},
+    "two positives": REFERENCE | {"positives_per_batch": 2},
+    "spatial": REFERENCE | {"fusion": "spatial"},
+    "last": REFERENCE | {"checkpoint_rule": "last"},
+    "ema, last": REFERENCE | {"checkpoint_rule": "last", "ema": 0.99},
+    "two positives, spatial": BOTH,
+    "together": TOGETHER,
+    "together, other seed": TOGETHER | {"seed": 1000},
+    "together, late": TOGETHER | {"fusion": "late"},
+    "together, no registration": TOGETHER | {"register": False},
+    "together, constraint": TOGETHER | {"mu0": "auto", "mu_cap": 1},
+    "together, 16-32-64": TOGETHER | {"features": [16, 32, 64]},
+    "together, ema": TOGETHER | {"ema": 0.99},
+}
+
+
+def kept_at(name: str) -> Path:
+    return RESULTS / f"{name.replace(', ', '_').replace(' ', '_')}.json"
+
+
+def train(name: str, arguments: argparse.Namespace) -> None:
+    """One variant, by the main command, and the scores of its members on the test part."""
+    run = arguments.runs / kept_at(name).stem
+    settings = VARIANTS[name] | {"cohort": arguments.cohort, "run_dir": run, "splits": arguments.splits, "threads": 1}
+    command = [sys.executable, "-m", "monai.bundle", "run", "--config_file", "configs/prostate_alm.json"]
+    for key, value in settings.items():
+        command += [f"--{key}", str(value)]
+    with run.with_suffix(".log").open("w", encoding="utf-8") as log:
+        subprocess.run(command, cwd=ROOT, check=True, stdout=log, stderr=log)  # noqa: S603
+    trained = TrainedRun(run)
+    batches = ConfigParser(trained.config | {"part": "test"}).get_parsed_content("prepared_batches")
+    ensemble, names, logits = trained.ensemble(), [], []
+    with torch.inference_mode():
+        for batch in batches:
+            logits.append(ensemble(batch["image"]).double())
+            names += batch["study"]
+    truth = {row["study"]: int(row["label"]) for row in read_table(arguments.cohort)}
+    kept = {"settings": VARIANTS[name], "date": f"{date.today()}"}
+    kept |= {
+        "label": [truth[study] for study in names],
+        "at_threshold": read_json(run / "metrics.json")["test"]["at_threshold"],
+    }
+    kept["logit"] = [[brief(value) for value in member] for member in torch.cat(logits).T.tolist()]
+    write_json(kept_at(name), kept)
+
+
+def row(name: str, record: dict[str, Any], reference: dict[str, Any]) -> str:
+    """A row of the table, in percent; the gain is of single members' AUCs, paired by split, with its SE."""
+    label, logit = np.array(record["label"]), np.array(record["logit"])
+    aucs, others = ([auc(one["label"], member) for member in one["logit"]] for one in (record, reference))
+    gain = 100 * np.subtract(aucs[: len(others)], others[: len(aucs)])
+    error = gain.std(ddof=1) / len(gain) ** 0.5
+    cells = [len(aucs), f"{100 * auc(label, logit.mean(0)):.1f}"]
+    cells += [f"{100 * np.mean(aucs):.1f} ± {100 * np.std(aucs, ddof=1):.1f}", f"{gain.mean():+.1f} ± {error:.1f}"]
+    cells += [f"{100 * fpr_at_fn(label, logit.mean(0), k):.0f}" for k in (0, 1, 2, 5)]
+    cells += [f"{record['at_threshold']['false_negatives']}, {record['at_threshold']['spared']}"]
+    return f"| {' | '.join([name, *map(str, cells)])} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cohort", type=Path)
+    parser.add_argument("--runs", type=Path, default=Path("runs/recipe"))
+    parser.add_argument("--splits", type=int, default=5)
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
+    parser.add_argument("--show", action="store_true")
+    arguments = parser.parse_args()
+    arguments.runs.mkdir(parents=True, exist_ok=True)
+    for name in [] if arguments.show else arguments.variants:
+        if not kept_at(name).exists() or len(read_json(kept_at(name))["logit"]) < arguments.splits:
+            train(name, arguments)
+    records = {name: read_json(kept_at(name)) for name in VARIANTS if kept_at(name).exists()}
+    columns = ["variant", "members", "ensemble AUC", "member AUC", "gain of a member", "FPR at 0 FN", "1", "2", "5"]
+    columns += ["missed, spared at its own threshold"]
+    print("| " + " | ".join(columns) + " |\n|" + len(columns) * "---|")
+    for name, record in records.items():
+        print(row(name, record, records["reference"]))
+
+
+if __name__ == "__main__":
+    main()
