@@ -20,7 +20,7 @@ from mri_alm.runtime.interruption import user_errors
 from mri_alm.runtime.tables import read_table
 
 RUN, EXAMS, SCORES = Path("runs/demo"), Path("data/demo_exams"), Path("runs/demo_scores")
-SETTINGS = {"run_dir": RUN, "max_epochs": 7, "phantom_train": 108, "phantom_test": 54}
+SETTINGS = {"run_dir": RUN, "max_epochs": 12, "max_fn": 0, "phantom_train": 108, "phantom_test": 54}
 NEW = {"train": 2, "test": 2, "seed": 1, "form": "dicom"}
 WORDS = {"0": "not needed", "1": "contrast needed", "": "could not be scored"}
 
@@ -63,7 +63,7 @@ def decisions_and_truth() -> str:
             *lines,
             "",
             "The exams are drawn by this program: nothing here says anything about patients.",
-            f"What to open next: {RUN / 'report.html'}, the test cohort; {SCORES}, a picture of each exam.",
+            f"What to open next: {RUN / 'report.html'}, the test cohort; {SCORES / 'index.html'}, the four exams.",
             "Your own exams: mri-alm prepare --help",
         ]
     )
