@@ -116,7 +116,8 @@ def trained_network(features: Floats, label: NDArray[np.int64], seed: int) -> Ca
     optimizer = torch.optim.Adam(network.parameters(), 0.01)
     image, truth = torch.from_numpy(features).float(), torch.from_numpy(label)
     for _ in range(20):
-        for batch in torch.randperm(label.size).split(16):
+        order = torch.randperm(label.size)
+        for batch in (order[start : start + 16] for start in range(0, label.size, 16)):
             loss = objective(network(image[batch])[:, 0], truth[batch], batch)
             optimizer.zero_grad()
             loss.backward()

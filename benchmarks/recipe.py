@@ -69,13 +69,15 @@ def train(name: str, arguments: argparse.Namespace) -> None:
         subprocess.run(command, cwd=ROOT, check=True, stdout=log, stderr=log)  # noqa: S603
     trained = TrainedRun(run)
     batches = ConfigParser(trained.config | {"part": "test"}).get_parsed_content("prepared_batches")
-    ensemble, names, logits = trained.ensemble(), [], []
+    ensemble = trained.ensemble()
+    names: list[str] = []
+    logits: list[torch.Tensor] = []
     with torch.inference_mode():
         for batch in batches:
             logits.append(ensemble(batch["image"]).double())
             names += batch["study"]
     truth = {row["study"]: int(row["label"]) for row in read_table(arguments.cohort)}
-    kept = {"settings": VARIANTS[name], "date": f"{date.today()}"}
+    kept: dict[str, Any] = {"settings": VARIANTS[name], "date": f"{date.today()}"}
     kept |= {
         "label": [truth[study] for study in names],
         "at_threshold": read_json(run / "metrics.json")["test"]["at_threshold"],
@@ -90,7 +92,7 @@ def row(name: str, record: dict[str, Any], reference: dict[str, Any]) -> str:
     aucs, others = ([auc(one["label"], member) for member in one["logit"]] for one in (record, reference))
     gain = 100 * np.subtract(aucs[: len(others)], others[: len(aucs)])
     error = gain.std(ddof=1) / len(gain) ** 0.5
-    cells = [len(aucs), f"{100 * auc(label, logit.mean(0)):.1f}"]
+    cells: list[Any] = [len(aucs), f"{100 * auc(label, logit.mean(0)):.1f}"]
     cells += [f"{100 * np.mean(aucs):.1f} ± {100 * np.std(aucs, ddof=1):.1f}", f"{gain.mean():+.1f} ± {error:.1f}"]
     cells += [f"{100 * fpr_at_fn(label, logit.mean(0), k):.0f}" for k in (0, 1, 2, 5)]
     cells += [f"{record['at_threshold']['false_negatives']}, {record['at_threshold']['spared']}"]

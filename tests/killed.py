@@ -32,7 +32,7 @@ from mri_alm.runtime.atomic import sweep
 
 assert mri_alm.training.run, monai.bundle
 EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.truncate", "shutil.rmtree"}
-BRANDED = ("events.out", "config.json", "report.html")  # name the moment, or the folder
+BRANDED = ("events.out", "config.json", "report.html", "run.log")  # name the moment, or the folder
 
 
 def epochs(folder: Path, _: Path) -> None:

@@ -31,6 +31,7 @@ from mri_alm.bundle.settings import (
     MARKS,
     RENAMED_SETTINGS,
     SETTINGS,
+    TABLE,
     check_values,
     current_names,
     profile,
@@ -171,12 +172,15 @@ def require_checkout(files: Sequence[str]) -> None:
 def check_names(config: dict[str, Any]) -> None:
     """Refuse a top-level setting that nothing in the config refers to: almost always a misspelt override.
 
+    A setting at its default may be one that a part of one's own, such as another network, has no use for.
+
     Raises:
         InputError: Naming the setting and the nearest one that exists.
     """
     used = referenced(config)
-    for name in config:
-        if name not in used and not name.startswith("_"):
+    for name, value in config.items():
+        idle = any(name in settings and settings[name].default == value for settings in TABLE.values())
+        if name not in used and not name.startswith("_") and not idle:
             near = did_you_mean(name, sorted(used & {*SETTINGS}) or sorted(used))
             raise InputError(f'There is no setting "{name}". {near}'.rstrip())
 

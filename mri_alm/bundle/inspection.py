@@ -20,7 +20,7 @@ from mri_alm.errors import InputError
 from mri_alm.runtime.files import read_file, shown
 
 CONFIGS = (".json", ".yaml", ".yml")
-DATA = (".csv", ".html", ".jpg", ".md", ".png", ".pt", ".safetensors")
+DATA = (".csv", ".html", ".jpg", ".log", ".md", ".png", ".pt", ".safetensors")
 _EVENTS = "events.out.tfevents."
 LARGEST = 1 << 18  # bytes of a config; of MONAI's zoo the largest has a fifth
 _NOT_THE_SENDERS = ("allow_outside_paths", "trust")  # as the private settings: for the one to choose who runs it

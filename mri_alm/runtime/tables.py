@@ -55,6 +55,13 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, An
     write_bytes(path, text.getvalue().encode())
 
 
+def csv_line(cells: Iterable[Any]) -> str:
+    """One row of such a file without its line end, for a table that grows."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow([escape_formula(cell) for cell in cells])
+    return text.getvalue()
+
+
 def read_table(
     path: Path,
     required: Collection[str] = (),

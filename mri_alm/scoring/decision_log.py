@@ -5,7 +5,6 @@ a kill is told from a whole one and from one that somebody edited. Rows name stu
 """
 
 import csv
-import io
 import logging
 import zlib
 from collections import Counter
@@ -25,7 +24,7 @@ from mri_alm.metrics.threshold import OperatingPoint
 from mri_alm.runtime.atomic import append_lines, explain_os_errors
 from mri_alm.runtime.files import DamagedFileError, read_file, sha256, write_bytes, write_json
 from mri_alm.runtime.locks import exclusive_lock
-from mri_alm.runtime.tables import LARGEST_TABLE, escape_formula, read_table, unescape_formula, write_csv
+from mri_alm.runtime.tables import LARGEST_TABLE, csv_line, read_table, unescape_formula, write_csv
 
 logger = logging.getLogger("mri_alm")
 
@@ -190,9 +189,8 @@ def _content(path: Path) -> list[str]:
 
 
 def _line(cells: Iterable[Any]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="").writerow([escape_formula(cell) for cell in cells])
-    return f"{text.getvalue()},{_checksum(text.getvalue())}"
+    text = csv_line(cells)
+    return f"{text},{_checksum(text)}"
 
 
 def _checksum(text: str) -> str:

@@ -40,7 +40,7 @@ from mri_alm.metrics.threshold import (
     one_score_per_patient,
     rule_in_words,
 )
-from mri_alm.metrics.uncertainty import delong_auc
+from mri_alm.metrics.uncertainty import newcombe_interval
 from mri_alm.phantom.cohort import make_cohort
 from mri_alm.runtime.atomic import append_lines, private_files
 from mri_alm.runtime.bug_reports import BUG_REPORT, UnexpectedError
@@ -382,13 +382,13 @@ def test_metrics(
     largest: bool,
 ) -> dict[str, Any]:
     """Figures of the test cohort; FPR at k FN takes its threshold from the test labels, as in the paper."""
-    score = ensemble_logit(logits, largest=largest)
-    figures = ranking_figures(labels, score, tpr_rule=fpr_rule)
+    figures = ranking_figures(labels, ensemble_logit(logits, largest=largest), tpr_rule=fpr_rule)
+    positives, negatives = (int((labels == kind).sum()) for kind in (1, 0))
     return {
-        "positives": int((labels == 1).sum()),
-        "negatives": int((labels == 0).sum()),
+        "positives": positives,
+        "negatives": negatives,
         "ensemble_auc": figures.auc,
-        "ensemble_auc_interval": list(delong_auc(labels, score).interval),
+        "ensemble_auc_interval": list(newcombe_interval(figures.auc, positives, negatives)),
         "member_auc": spread([auc(labels, column) for column in logits.T]),
         "fpr_at_fn": {str(k): value for k, value in figures.fpr_at_fn.items()},
         "fpr_at_tpr": {str(tpr): value for tpr, value in figures.fpr_at_tpr.items()},

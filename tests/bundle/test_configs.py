@@ -201,7 +201,7 @@ def test_a_setting_that_cannot_be_meant_is_refused_at_once(
         ({"loss": "hinge"}, 'There is no loss "hinge". Choose one of: bce'),
         ({"mu0": -1}, 'mu0 must be a number >= 0 or "auto" or "auto_run", got -1'),
         ({"mu0": "Auto"}, 'mu0 must be a number >= 0 or "auto" or "auto_run", got "Auto"'),
-        ({"rho": 0.5}, "rho must be greater than 1, got 0.5"),
+        ({"rho": 0.5}, "rho must be greater than 1 and finite, got 0.5"),
         ({"mu_cap": 0.5}, "mu_cap is a multiple of mu0 and must be 1 or more"),
         ({"dual_decay": 1.5}, "dual_decay must be a number from 0 to 1, got 1.5"),
         ({"growth": "loss"}, 'growth must be one of auc, violation, got "loss"'),

@@ -24,7 +24,7 @@ from mri_alm.scoring.decision_log import append_decisions, calibration_cohort, c
 from mri_alm.scoring.new_exams import operating_point
 from mri_alm.scoring.shift import Watch
 
-POINT = replace(fixed_fn_threshold([1, 1, 0], [0.4, 0.6, 0.1], 0), rule='at most 0 of 2, "held out"')
+POINT = replace(fixed_fn_threshold([1, 1, 0], [0.4, 0.6, 0.38], 0), rule='at most 0 of 2, "held out"')
 ONE, TWO = {"split_0": "1" * 64, "split_1": "2" * 64}, {"split_0": "3" * 64}
 
 
@@ -47,7 +47,7 @@ def test_every_decision_is_a_row_that_reads_back_equal(tmp_path: Path) -> None:
     assert [row["study"] for row in rows] == ["a,b", "=1+1", "Müller"]
     assert [float(row["score"]) for row in rows] == [0.3, 0.7, 1 / 3]
     assert [row["dce_needed"] for row in rows] == ["0", "1", "0"]
-    assert {(row["threshold"], row["rule"]) for row in rows} == {("0.4", POINT.rule)}
+    assert {(row["threshold"], row["rule"]) for row in rows} == {("0.39", POINT.rule)}
     assert [row["model"] for row in rows] == [*[model_digest(ONE)] * 2, model_digest(TWO)]
     low, high = (0.3 / 0.7 * np.exp(d) for d in (-0.5, 0.5))
     assert [float(one) for one in rows[0]["members"].split()] == pytest.approx([high / (1 + high), low / (1 + low)])

@@ -109,7 +109,9 @@ def test_all_outputs_of_a_folder_with_a_failing_exam(
     record = json.loads((run / "config.json").read_text())
     record["settings"] |= dict.fromkeys(PRIVATE_SETTINGS, "/home/Doe/cohort")
     (run / "config.json").write_text(json.dumps(record))
-    assert set(read_run(run).settings) == set(record["settings"]) - set(PRIVATE_SETTINGS)  # what report.html shows
+    assert set(read_run(run).settings) == set(record["settings"]) - set(PRIVATE_SETTINGS) | {
+        "init_weights"
+    }  # shown: that there were some
     assert score(*arguments(run, exams, output), "--sr", "--explain", 1) == 2  # some exam could not be scored
     text = capfd.readouterr()
     assert "score: 100%" in text.err

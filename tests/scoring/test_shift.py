@@ -126,6 +126,6 @@ def test_with_a_calibration_cohort_the_scores_of_decisions_are_compared(trained:
     table = write_manifest(tmp_path / "cohort.csv", exams, ("study", "label", "score"))
     watch = Watch(TrainedRun(trained), None, table, table)
     rows: list[Any] = [{"study": str(k), "score": 0.2 + k / 100, "warnings": ""} for k in range(40)]
-    found = watch.take(rows, np.zeros((40, 3)), fixed_fn_threshold([1, 0], [0.3, 0.1], 0))
+    found = watch.take(rows, np.zeros((40, 3)), fixed_fn_threshold([1, 0], [0.3, 0.295], 0))
     assert (found["promise"], found["above_threshold"]) == ("nothing found", 30)
     assert found["p_value"] == 1.0

@@ -41,7 +41,7 @@ def test_the_documents_are_understood() -> None:
     """One of each kind."""
     expected = {
         "scores", "out", "evaluation", "calibration", "data/mine", "runs/mine", "runs/mine/mlflow.db", "build/site",
-        "build/sbom.json", "prostate_bundle", "shared/report", "data/demo_exams", "runs/demo_scores", "slurm-7-7.log",
+        "build/sbom.json", "prostate_bundle", "shared/report", "runs/demo_scores", "slurm-7-7.log",
         "data/secret_keys.csv",
     }  # fmt: skip
     assert expected - outputs().keys() == set()

@@ -88,7 +88,7 @@ def test_values_are_read_as_monai_reads_them(program: ModuleType) -> None:
 
 
 def test_settings_that_are_not_given_are_the_config_s(program: ModuleType) -> None:
-    assert program.parse([]) == {"config_file": "configs/prostate_alm.json"}
+    assert program.parse([]) == {}
 
 
 @pytest.mark.parametrize("name", ["--gpus-per-task", "--gpus_per_task"])
