@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mri_alm.bundle.run_folder import RunRecord, read_run
+from mri_alm.bundle.run_folder import RunFolder, RunRecord, read_run
 from mri_alm.cohort.protocol import training_note
 from mri_alm.evaluation.data import (
     HardExam,
@@ -154,7 +154,7 @@ def evaluate(
     rows = _calibration_rows(calibration, data, run, record) if calibration else None
     groups = subgroups(data, columns, draws=draws, seed=seed)
     readers = compare_with_reader(data, reader, draws=draws, seed=seed) if reader is not None else []
-    hardest = read_hardest(run / "hardest.csv") if run else ()
+    hardest = read_hardest(RunFolder(run).hardest) if run else ()
     shown = pictures([*data.studies, *(exam.study for exam in hardest)])
     return Evaluation(
         data=data,
@@ -202,9 +202,7 @@ def _trade_offs(
         exams = [-math.inf, *np.sort(calibration[1][calibration[0] == 1]).tolist()]  # thresholds of before 0.5.0
         shipped = next((i for i, step in enumerate(steps) if first.threshold in (step.threshold, exams[i])), 1)
         yield TradeOff("calibration", int(calibration[0].sum()), shipped, steps)
-    if (
-        record and record.point.n_positive and not record.point.folds
-    ):  # the law of new misses is not that of a largest score
+    if record and record.point.n_positive and not record.point.folds:  # no law of a largest score
         steps = tuple(trade_off(data.label, first.score, record.held_out))
         yield TradeOff("held_out", int(record.held_out[0].sum()), min(record.point.rank, len(steps) - 1), steps)
     steps = tuple(trade_off(data.label, first.score, draws=draws, seed=seed))

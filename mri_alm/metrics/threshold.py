@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import beta, betabinom, binom, nbinom
+from scipy.stats import beta, binom, nbinom
 
 from mri_alm.errors import InputError
 from mri_alm.metrics.ranking import Floats, check_binary, midway_below
@@ -464,26 +464,6 @@ def miss_bound_in_words(missed: int, positives: int) -> str:
     """
     bound = 100 * clopper_pearson_upper(missed, positives, 0.05)
     return f"at most {bound:.1f} % of new positives are missed (one-sided 95 % bound from {missed} of {positives})"
-
-
-def future_false_negatives_cdf(x: int, n: int, rank: int, m: int) -> float:
-    """Chance of at most ``x`` misses among ``m`` new positives at s_(rank) of ``n`` held-out ones.
-
-    The law is BetaBinomial(m; rank, n - rank + 1); where scores tie the chance is at least this.
-
-    Args:
-        x: Misses.
-        n: Held-out positives, >= 1.
-        rank: Rank of the threshold, 0 <= rank <= n; 0 ("examine everyone") never misses.
-        m: New positives, >= 0.
-
-    Raises:
-        InputError: If an argument is out of range.
-    """
-    _check_counts(n, rank=rank)
-    if m < 0:
-        raise InputError(f"m must be at least 0, found {m}.")
-    return float(betabinom.cdf(x, m, rank, n - rank + 1) if rank else x >= 0)
 
 
 def _check_rates(**rates: float) -> None:

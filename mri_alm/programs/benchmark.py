@@ -13,6 +13,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from mri_alm.programs.command import add_pool_options
 from mri_alm.runtime.atomic import private_files
 from mri_alm.runtime.console import tolerate_any_letter
 from mri_alm.runtime.interruption import user_errors
@@ -37,12 +38,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--runs", type=Path, default=Path("runs/benchmark"), help="checkpoints")
     found.add_argument("--tuned", type=Path, help="configs/tuned.json, as mri-alm sweep writes it")
     found.add_argument("--report-only", action="store_true", help="train nothing")
-    found.add_argument("--workers", type=int, default=1, help="models trained at once (default 1)")
-    found.add_argument("--backend", default="loky", choices=["loky", "ray"], help="processes of this machine, or Ray")
-    found.add_argument(
-        "--ray-address", "--address", help="of a Ray cluster that shares the folders (default: start one here)"
-    )
-    found.add_argument("--gpus-per-task", type=float, default=0, help="Ray: GPUs of each model")
+    add_pool_options(found)
     return found
 
 

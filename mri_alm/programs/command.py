@@ -129,6 +129,16 @@ def _run(program: Program, name: str, arguments: Sequence[str]) -> int:
     return status
 
 
+def add_pool_options(found: argparse.ArgumentParser) -> None:
+    """Where a program trains its models: the arguments of :class:`mri_alm.runtime.Pool`."""
+    found.add_argument("--workers", type=int, default=1, help="models trained at once (default 1)")
+    found.add_argument("--backend", default="loky", choices=["loky", "ray"], help="processes of this machine, or Ray")
+    found.add_argument(
+        "--ray-address", "--address", help="of a Ray cluster that shares the folders (default: start one here)"
+    )
+    found.add_argument("--gpus-per-task", type=float, default=0, help="Ray: GPUs of each model")
+
+
 def settings_parser() -> argparse.ArgumentParser:
     """Of ``mri-alm settings``."""
     text = """Every setting of the training: its default, and what it means. Each may follow `mri-alm train`.

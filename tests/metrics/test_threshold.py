@@ -16,7 +16,6 @@ from mri_alm.metrics.threshold import (
     clopper_pearson_upper,
     conformal_rank,
     fixed_fn_threshold,
-    future_false_negatives_cdf,
     mean_miss_rate_threshold,
     minimum_positives,
     miss_bound_in_words,
@@ -129,33 +128,6 @@ def test_clopper_pearson_covers():
     for rate in (0.02, 0.1, 0.5, 0.9):
         bounds = np.array([clopper_pearson_upper(k, 13, 0.05) for k in range(14)])
         assert binom.pmf(np.arange(14), 13, rate)[bounds < rate].sum() <= 0.05
-
-
-def test_future_misses_of_the_method():
-    assert future_false_negatives_cdf(0, 13, 1, 13) == pytest.approx(0.5)
-    assert future_false_negatives_cdf(0, 13, 1, 1) == pytest.approx(13 / 14)
-    assert future_false_negatives_cdf(-1, 13, 1, 13) == 0.0
-
-
-@given(st.integers(1, 30), st.data(), st.integers(1, 30))
-def test_future_misses_by_counting_orders(n, data, m):
-    """All orders of the n + m positives are equally likely. At most x new ones lie below s_(rank) iff at least ``rank``
-    of the lowest rank + x are old ones: a hypergeometric tail."""
-    rank, x = data.draw(st.integers(1, n)), data.draw(st.integers(0, m))
-    ways = sum(math.comb(n, old) * math.comb(m, rank + x - old) for old in range(rank, min(n, rank + x) + 1))
-    assert future_false_negatives_cdf(x, n, rank, m) == pytest.approx(ways / math.comb(n + m, rank + x), abs=1e-9)
-
-
-def test_simulated_future_misses():
-    rng = np.random.default_rng(1)
-    misses = rng.binomial(13, miss_rates(13, 2))
-    for x in range(4):
-        assert np.mean(misses <= x) == pytest.approx(future_false_negatives_cdf(x, 13, 2, 13), abs=0.015)
-
-
-def test_examining_everyone_never_misses():
-    assert future_false_negatives_cdf(0, 5, 0, 100) == 1.0
-    assert future_false_negatives_cdf(-1, 5, 0, 100) == 0.0
 
 
 def cohort(n_positive=13, n_negative=87, seed=0):
@@ -271,8 +243,6 @@ def test_an_unknown_source_is_refused():
         (lambda: minimum_positives(0.1, 0.1, -1), "allowed must be at least 0, found -1"),
         (lambda: conformal_rank(10, 5), "alpha must lie strictly between 0 and 1, found 5"),
         (lambda: clopper_pearson_upper(4, 3, 0.1), "k must lie between 0 and n = 3, found 4"),
-        (lambda: future_false_negatives_cdf(0, 3, 4, 1), "rank must lie between 0 and n = 3, found 4"),
-        (lambda: future_false_negatives_cdf(0, 3, 1, -1), "m must be at least 0, found -1"),
     ],
 )
 def test_impossible_arguments_are_refused(call, match):
