@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
 from mri_alm.cifar.batches import DevicePart
-from mri_alm.cifar.sets import Draw, ImageSet
+from mri_alm.cifar.sets import Draw, ImageSet, draw_of, hold_out
 from mri_alm.errors import InputError, one_of
 
 FILES = {
@@ -69,7 +69,11 @@ def shape_set(
     draws = [official] * splits
     if own_splits:
         counts = np.bincount(parts[1][1], minlength=2)
-        draws = [_draw(label[:-tests], counts, seed=(seed, k)) for k in range(splits)]
+        rest = label[:-tests]
+        draws = [
+            draw_of([hold_out(rest, c, count, None, seed=(seed, k)) for c, count in enumerate(counts)])
+            for k in range(splits)
+        ]
     record = {"dataset": dataset, "resolution": resolution, "own_splits": own_splits, "split_seed": seed}
     image = np.concatenate([part[0] for part in parts])
     return ImageSet(image, label, tests, folder=folder, splits=draws, record=record)
@@ -90,17 +94,6 @@ def _read(path: Path, expected: str) -> list[tuple[NDArray[np.uint8], NDArray[np
         )
     with np.load(io.BytesIO(content)) as arrays:
         return [(arrays[f"{part}_images"], arrays[f"{part}_labels"][:, 0].astype(np.int64)) for part in _PARTS]
-
-
-def _draw(label: NDArray[np.int64], validation: NDArray[np.int64], *, seed: tuple[int, int]) -> Draw:
-    """Validation images of each class, as many as asked for; all others are trained on."""
-    held_out = np.sort(
-        np.concatenate([
-            np.random.default_rng([*seed, c]).permutation(np.flatnonzero(label == c))[:count]
-            for c, count in enumerate(validation)
-        ])
-    )  # fmt: skip
-    return Draw(np.setdiff1d(np.arange(len(label)), held_out), held_out)
 
 
 class FlipTurnZoom:

@@ -178,8 +178,8 @@ def long_tailed_set(
     }  # fmt: skip
     draws = []
     for split in range(splits):
-        pieces = [_hold_out(train, k, validation, count, seed=(seed, split)) for k, count in enumerate(tail)]
-        draws.append(_joined(pieces))
+        pieces = [hold_out(train, k, validation, count, seed=(seed, split)) for k, count in enumerate(tail)]
+        draws.append(draw_of(pieces))
     return _set_of(archive, folder, chosen, labels, splits=draws, record=record)
 
 
@@ -248,13 +248,13 @@ def _draw_binary(
     rule: SplitRule,
     seed: tuple[int, int],
 ) -> Draw:
-    draw = _hold_out if rule == "disjoint" else _overlap
+    draw = hold_out if rule == "disjoint" else _overlap
     pieces = [draw(fine, c, validation, None, seed=seed) for c in classes[0]]
     wanted = int(sum(len(piece.training) for piece in pieces) / ratio / len(classes[1]))
-    return _joined(pieces + [draw(fine, c, validation, wanted, seed=seed) for c in classes[1]])
+    return draw_of(pieces + [draw(fine, c, validation, wanted, seed=seed) for c in classes[1]])
 
 
-def _hold_out(labels: NDArray[np.int64], c: int, validation: int, count: int | None, *, seed: tuple[int, int]) -> Draw:
+def hold_out(labels: NDArray[np.int64], c: int, validation: int, count: int | None, *, seed: tuple[int, int]) -> Draw:
     """Validation images of one class, and ``count`` of the others (None: all)."""
     rows = np.random.default_rng([*seed, c]).permutation(np.flatnonzero(labels == c))
     wanted = len(rows) - validation if count is None else count
@@ -279,6 +279,7 @@ def _check_counts(c: int, size: int, validation: int, training: int) -> None:
         )
 
 
-def _joined(pieces: Sequence[Draw]) -> Draw:
+def draw_of(pieces: Sequence[Draw]) -> Draw:
+    """The draws of several classes as one."""
     training, validation = ([getattr(piece, side) for piece in pieces] for side in ("training", "validation"))
     return Draw(np.sort(np.concatenate(training)), np.sort(np.concatenate(validation)))
