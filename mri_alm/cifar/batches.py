@@ -3,8 +3,8 @@
 A data loader that handles one image at a time takes longer than a small network's step. Here a batch is one gather.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -47,8 +47,8 @@ class CropFlip:
         return corner[0] + window, corner[1] + torch.where(mirrored, window.flip(0), window)
 
 
-class DevicePart:
-    """Labels and indices of one part of a set, on the device; what gives its images is a subclass.
+class DevicePart(ABC):
+    """One part of a set, on the device, ready to be gathered into batches; what gives its images is a subclass.
 
     Args:
         images: The set.
@@ -66,9 +66,18 @@ class DevicePart:
         """Number of images."""
         return len(self.label)
 
+    @abstractmethod
+    def images(self, chosen: Tensor) -> Tensor:
+        """What a network takes ``(B, ...)`` of the images at these positions ``(B,)`` of the part, as float32."""
+
+    def batch(self, positions: Sequence[int] | Tensor) -> dict[str, Tensor]:
+        """``image`` (:meth:`images`), ``label`` and ``index`` in the set, both ``(B,)`` int64, at these positions."""
+        chosen = torch.as_tensor(positions).to(self.device)
+        return {"image": self.images(chosen), "label": self.label[chosen], "index": self.index[chosen]}
+
 
 class ImagePart(DevicePart):
-    """The images of one part of a set, on the device, ready to be gathered into batches.
+    """Part of a CIFAR set.
 
     Args:
         images: The set.
@@ -96,28 +105,14 @@ class ImagePart(DevicePart):
         mean, deviation = (torch.tensor(values, device=device) for values in STATISTICS[str(images.record["dataset"])])
         self.scale, self.shift = 1 / (255 * deviation), -mean / deviation
 
-    def batch(self, positions: Sequence[int] | Tensor) -> dict[str, Tensor]:
-        """Images, labels and indices in the set of the images at these positions of the part.
-
-        Returns:
-            ``image`` ``(B, 3, 32, 32)`` float32, normalised, channels last; ``label`` and ``index``
-            ``(B,)`` int64.
-        """
-        chosen = torch.as_tensor(positions).to(self.device)
+    def images(self, chosen: Tensor) -> Tensor:
+        """Images ``(B, 3, 32, 32)``, normalised, channels last."""
         if self.transform is None:
             pixels = self.pixels[chosen]
         else:
             rows, columns = (line.to(self.device) for line in self.transform(len(chosen)))
             pixels = self.pixels[chosen[:, None, None], rows[:, :, None], columns[:, None, :]]
-        image = (pixels * self.scale + self.shift).permute(0, 3, 1, 2)
-        return {"image": image, "label": self.label[chosen], "index": self.index[chosen]}
-
-
-class Batches(Protocol):
-    """What gives a batch of images by their positions."""
-
-    def batch(self, positions: Sequence[int]) -> dict[str, Tensor]:
-        """``image``, ``label`` and ``index`` of the images at these positions."""
+        return (pixels * self.scale + self.shift).permute(0, 3, 1, 2)
 
 
 class BatchLoader:
@@ -128,7 +123,7 @@ class BatchLoader:
         batches: Sampler of lists of positions.
     """
 
-    def __init__(self, part: Batches, batches: Iterable[Sequence[int]]) -> None:
+    def __init__(self, part: DevicePart, batches: Iterable[Sequence[int]]) -> None:
         self.part, self.batches = part, batches
 
     def __len__(self) -> int:

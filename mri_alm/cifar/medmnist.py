@@ -10,7 +10,6 @@ References:
 import hashlib
 import io
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -135,7 +134,7 @@ class FlipTurnZoom:
 
 
 class ShapePart(DevicePart):
-    """The images of one part of a set, on the device, for :class:`mri_alm.cifar.BatchLoader`.
+    """Part of a set of shapes, for :class:`mri_alm.cifar.BatchLoader`.
 
     Args:
         images: The set.
@@ -159,15 +158,10 @@ class ShapePart(DevicePart):
         self.transform = transform
         self.voxels = torch.from_numpy(images.image[self.rows]).to(device)
 
-    def batch(self, positions: Sequence[int] | Tensor) -> dict[str, Tensor]:
-        """Images, labels and indices in the set of the images at these positions of the part.
-
-        Returns:
-            ``image`` ``(B, 1, R, R, R)`` float32 in [0, 1]; ``label`` and ``index`` ``(B,)`` int64.
-        """
-        chosen = torch.as_tensor(positions).to(self.device)
+    def images(self, chosen: Tensor) -> Tensor:
+        """Images ``(B, 1, R, R, R)`` in [0, 1]."""
         image = self.voxels[chosen][:, None].float() / 255
         if self.transform is not None:
             grid = affine_grid(self.transform(len(chosen)).to(self.device), list(image.shape), align_corners=False)
             image = grid_sample(image, grid, align_corners=False)
-        return {"image": image, "label": self.label[chosen], "index": self.index[chosen]}
+        return image
