@@ -302,7 +302,7 @@ def collate(items: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def for_each_study(
-    function: Callable[[dict[str, Any]], Any], items: Sequence[dict[str, Any]], *, threads: int, title: str
+    function: Callable[[dict[str, Any]], Any], items: Sequence[dict[str, Any]], *, threads: int
 ) -> tuple[list[Any], dict[str, StudyError]]:
     """Apply ``function`` to every exam in threads, with a progress bar; one that fails never stops the others.
 
@@ -323,7 +323,7 @@ def for_each_study(
                 raise
             raise study_failure(error) from error
 
-    with progress_bar(title, len(items), "study") as bar:
+    with progress_bar("prepare", len(items), "study") as bar:
         for outcome in run_tasks(numbered, range(len(items)), Pool("threading", threads)):
             bar.update()
             if isinstance(outcome.error, StudyError):

@@ -93,7 +93,7 @@ class NewStudies:
             items = [item | {"index": index} for index, item in enumerate(items)]
         lost = {key: one.error for key, one in self.sources.items() if one.error}
         preparation = _Prepared(preprocessing)
-        self.prepared, errors = for_each_study(preparation, items, threads=threads, title="prepare")
+        self.prepared, errors = for_each_study(preparation, items, threads=threads)
         self.sheets = preparation.sheets
         self.reports: dict[str, Any] = {item["study"]: item.pop("report") for item in self.prepared}
         self.errors = lost | errors

@@ -169,10 +169,7 @@ class TrainingRun:
         cached = Member(self.config, 0, self.cohort).prepared("all")
         numbered = [{"study": item["study"], "number": number} for number, item in enumerate(cached.data)]
         reports, errors = for_each_study(
-            lambda item: {item["study"]: cached[item["number"]]["report"]},
-            numbered,
-            threads=self.threads,
-            title="prepare",
+            lambda item: {item["study"]: cached[item["number"]]["report"]}, numbered, threads=self.threads
         )
         for study, error in errors.items():
             if isinstance(error, UnexpectedError):
