@@ -33,7 +33,7 @@ from mri_alm.runtime.files import (
     unusable,
     walk,
 )
-from mri_alm.runtime.tables import path_in_cell, read_table, windows_hint
+from mri_alm.runtime.tables import path_exists, path_in_cell, read_table, windows_hint
 
 logger = logging.getLogger("mri_alm")
 
@@ -264,16 +264,9 @@ def _table(path: Path, rules: CohortRules, _: Path | None) -> tuple[list[StudySo
     return sources, {}
 
 
-def _exists(place: Path) -> bool:
-    try:
-        return place.exists()
-    except OSError:  # a name that is too long
-        return False
-
-
 def _add(source: StudySource, column: str, place: Path) -> None:
     """One cell of a table: a file, a folder of one DICOM series, or (column dicom) a folder of one study."""
-    if not _exists(place):
+    if not path_exists(place):
         source.failed[place] = f"column {column} names it, but it does not exist"
         source.error = StudyError(
             "missing_file", f"The path in column {column} does not exist.{windows_hint(place)} Correct the table."

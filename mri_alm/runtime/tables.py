@@ -126,7 +126,7 @@ def path_in_cell(folder: Path, cell: str) -> Path:
     windows = PureWindowsPath(cell)
     written = [cell] if windows.anchor else [cell, str(PurePath(*windows.parts))]
     forms = [unicodedata.normalize(form, text) for text in written for form in ("NFC", "NFD")]
-    return next((path for text in (*written, *forms) if _exists(path := folder / text)), folder / cell)
+    return next((path for text in (*written, *forms) if path_exists(path := folder / text)), folder / cell)
 
 
 def windows_hint(path: Path) -> str:
@@ -136,7 +136,8 @@ def windows_hint(path: Path) -> str:
     return ""
 
 
-def _exists(path: Path) -> bool:
+def path_exists(path: Path) -> bool:
+    """Whether there is such a file or folder; False for what no name can be."""
     try:
         return path.exists()
     except (OSError, ValueError):  # a name too long, a zero byte
