@@ -15,7 +15,6 @@ from pathlib import Path
 
 from mri_alm.programs.command import add_pool_options
 from mri_alm.runtime.atomic import private_files
-from mri_alm.runtime.console import tolerate_any_letter
 from mri_alm.runtime.interruption import user_errors
 
 
@@ -44,7 +43,6 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train what is missing, write the table."""
-    tolerate_any_letter()
     options = parser().parse_args(arguments)
     with user_errors(), private_files():
         from mri_alm.cifar.long_tail_report import write_multiclass_report

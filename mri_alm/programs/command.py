@@ -1,7 +1,7 @@
 """One command for all programs: ``mri-alm NAME ...``, ``python -m mri_alm NAME ...``, ``python pipelines/NAME.py ...``.
 
 It owns what they share: signals and mistakes end a program in one sentence, with status 130 and 2, and its log goes to
-the screen.
+the screen, as text that cannot act there.
 """
 
 import argparse
@@ -107,6 +107,7 @@ def start_program(name: str) -> None:
     Args:
         name: Its module, which is its name in ``pipelines/``.
     """
+    tolerate_any_letter()
     (program,) = (one for one in PROGRAMS.values() if (one.module, one.prefix) == (name, ""))
     sys.exit(_run(program, sys.argv[0], sys.argv[1:]))
 
@@ -161,7 +162,6 @@ examples:
 
 def settings_main(arguments: Sequence[str] | None = None) -> int:
     """List the settings that have a word; the exit status."""
-    tolerate_any_letter()
     options = settings_parser().parse_args(arguments)
     with user_errors():
         from mri_alm.bundle.settings import TABLE
@@ -205,7 +205,6 @@ examples:
 
 def completion_main(arguments: Sequence[str] | None = None) -> int:
     """Print the script of a shell; the exit status."""
-    tolerate_any_letter()
     options = completion_parser().parse_args(arguments)
     from mri_alm.bundle.settings import TABLE
 

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mri_alm.programs import make_phantom, score, train_ensemble
-from mri_alm.runtime.console import tolerate_any_letter
 from mri_alm.runtime.interruption import user_errors
 from mri_alm.runtime.tables import read_table
 
@@ -34,7 +33,6 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train, make four exams, score them, and set their decisions beside the truth."""
-    tolerate_any_letter()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if {"-h", "--help"} & set(words):
         parser().parse_args(["--help"])

@@ -21,7 +21,6 @@ from pathlib import Path
 
 from mri_alm.errors import InputError
 from mri_alm.runtime.atomic import private_files, sweep
-from mri_alm.runtime.console import tolerate_any_letter
 from mri_alm.runtime.interruption import user_errors
 from mri_alm.runtime.locks import exclusive_lock
 
@@ -67,7 +66,6 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Evaluate and write; the exit status."""
-    tolerate_any_letter()
     command = parser()
     options = command.parse_args(arguments)
     if options.draws < 100:
@@ -128,7 +126,6 @@ def report_parser() -> argparse.ArgumentParser:
 
 def report_main(arguments: Sequence[str] | None = None) -> int:
     """Show the closing text of a run; the exit status."""
-    tolerate_any_letter()
     options = report_parser().parse_args(arguments)
     with user_errors():
         from mri_alm.bundle.run_folder import RunFolder, read_run

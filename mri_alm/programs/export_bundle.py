@@ -14,7 +14,6 @@ from importlib.metadata import files
 from pathlib import Path
 
 from mri_alm.runtime.atomic import private_files
-from mri_alm.runtime.console import tolerate_any_letter
 from mri_alm.runtime.interruption import user_errors
 
 
@@ -38,7 +37,6 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Export; the exit status."""
-    tolerate_any_letter()
     options = parser().parse_args(arguments)
     with user_errors(), private_files():
         from mri_alm.bundle.export import BundleLabel, export_bundle

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mri_alm.runtime.console import tolerate_any_letter
 from mri_alm.runtime.interruption import user_errors
 
 
@@ -29,7 +28,6 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Inspect and list; the exit status."""
-    tolerate_any_letter()
     options = parser().parse_args(arguments)
     with user_errors():
         from mri_alm.bundle.inspection import inspect_bundle

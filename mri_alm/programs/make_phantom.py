@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mri_alm.errors import InputError
-from mri_alm.runtime.console import tolerate_any_letter
 
 
 def parser() -> argparse.ArgumentParser:
@@ -35,7 +34,6 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the cohort; 0 when it is complete, 2 when the arguments or the files cannot be used."""
-    tolerate_any_letter()
     options = parser().parse_args(arguments)
     from mri_alm.phantom.cohort import make_cohort
     from mri_alm.runtime.progress import progress_bar

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from mri_alm.errors import InputError
-from mri_alm.runtime.console import tolerate_any_letter
 
 
 def parser() -> argparse.ArgumentParser:
@@ -46,7 +45,6 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prepare or check; the exit status."""
-    tolerate_any_letter()
     command = parser()
     options = command.parse_args(arguments)
     if not options.check and not (options.input and options.output):
@@ -114,5 +112,4 @@ def check_parser() -> argparse.ArgumentParser:
 
 def check_main(arguments: Sequence[str] | None = None) -> int:
     """Check; the exit status."""
-    tolerate_any_letter()
     return main(["--check", check_parser().parse_args(arguments).cohort])

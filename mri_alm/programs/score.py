@@ -19,7 +19,6 @@ from typing import Any
 
 from mri_alm.errors import InputError
 from mri_alm.runtime.atomic import private_files, sweep
-from mri_alm.runtime.console import tolerate_any_letter
 from mri_alm.runtime.interruption import user_errors
 from mri_alm.runtime.locks import exclusive_lock
 from mri_alm.runtime.tables import write_csv
@@ -59,7 +58,6 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the inference bundle; 2 when some exams could not be scored."""
-    tolerate_any_letter()
     options = parser().parse_args(arguments)
     others = {name: value for name, value in vars(options).items() if name not in ("model", "key_file")}
     # Paths stay paths: MONAI evaluates texts that begin with $, @ or %.

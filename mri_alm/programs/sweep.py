@@ -15,7 +15,6 @@ from pathlib import Path
 from mri_alm.errors import InputError
 from mri_alm.programs.command import add_pool_options
 from mri_alm.runtime.atomic import private_files
-from mri_alm.runtime.console import tolerate_any_letter
 from mri_alm.runtime.interruption import user_errors
 
 
@@ -36,7 +35,6 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Search stage by stage, write what was chosen."""
-    tolerate_any_letter()
     options = parser().parse_args(arguments)
     with user_errors(), private_files():
         from mri_alm.cifar.table import TABLES, BenchmarkTable

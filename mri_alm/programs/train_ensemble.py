@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from mri_alm.errors import InputError, did_you_mean
-from mri_alm.runtime.console import tolerate_any_letter
 from mri_alm.runtime.interruption import user_errors
 
 LONGEST = 1 << 20  # bytes of a file of settings; those there are have some lines
@@ -144,7 +143,6 @@ def _part(node: Any) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train, ensemble, report."""
-    tolerate_any_letter()
     with user_errors():
         settings = parse(arguments)
         if files := settings.pop("config_file", None):

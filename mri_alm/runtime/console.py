@@ -61,7 +61,7 @@ class _HarmlessRecord(logging.LogRecord):
 def tolerate_any_letter() -> None:
     """From now on all that this process prints or logs is text that the terminal can show, and cannot act.
 
-    The first line of every program. Letters that the terminal's code lacks (ASCII, Windows-1252) become escapes, as
+    What every program begins with. Letters that the terminal's code lacks (ASCII, Windows-1252) become escapes, as
     stderr does by itself: a job that is done must not fail because its last line names a folder with an umlaut. What
     would act becomes an escape too, see :func:`harmless`. Doing it twice does no harm.
     """
