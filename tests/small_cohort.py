@@ -62,19 +62,24 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def workflow(manifest: Path, run_dir: Path, **overrides: Any) -> ConfigWorkflow:
-    """The main config, initialised; its cache lies beside the manifest, so exams are prepared once per test session."""
-    found = ConfigWorkflow(
-        config_file=CONFIG,
-        meta_file="configs/metadata.json",
-        logging_file=None,
-        workflow_type="train",
-        **SETTINGS
-        | {"cohort": str(manifest), "cache_dir": str(manifest.parent / "cache"), "run_dir": str(run_dir)}
-        | overrides,
-    )
+def initialised(*configs: str, kind: str = "train", logging_file: Any = None, **settings: Any) -> ConfigWorkflow:
+    """Shipped configs by their names, one over the other, initialised."""
+    files = [f"configs/{name}.json" for name in configs]
+    found = ConfigWorkflow(files, "configs/metadata.json", logging_file, workflow_type=kind, **settings)
     found.initialize()
     return found
+
+
+def workflow(manifest: Path, run_dir: Path, **overrides: Any) -> ConfigWorkflow:
+    """The main config, initialised; its cache lies beside the manifest, so exams are prepared once per test session."""
+    places = {"cohort": str(manifest), "cache_dir": str(manifest.parent / "cache"), "run_dir": str(run_dir)}
+    return initialised("prostate_alm", **SETTINGS | places | overrides)
+
+
+def inference(trained: Path, source: Path, output: Path, **overrides: Any) -> ConfigWorkflow:
+    """The scoring config, initialised."""
+    places = {"run_dir": str(trained), "input": str(source), "output": str(output), "salt": "s"}
+    return initialised("inference", kind="infer", **places | overrides)
 
 
 def train(manifest: Path, run_dir: Path, **overrides: Any) -> Path:

@@ -1,8 +1,12 @@
 """A training that takes a moment: twelve samples, one linear layer, told validation figures."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import pytest
 import torch
 from ignite.engine import Engine, Events
 from monai.data import Dataset
@@ -76,3 +80,17 @@ def training(
     trainer.add_event_handler(Events.EPOCH_COMPLETED, validator.measure)
     end.attach(trainer)
     return trainer, end
+
+
+@contextmanager
+def crash_after_epoch(number: int) -> Iterator[None]:
+    """The training in the block ends when it has written the state of that epoch."""
+    write = EpochEnd._write
+
+    def crash(self: EpochEnd, engine: Any, report: dict[str, float], better: bool) -> None:
+        write(self, engine, report, better)
+        if report["epoch"] == number:
+            raise KeyboardInterrupt("crash")
+
+    with patch.object(EpochEnd, "_write", crash), pytest.raises(KeyboardInterrupt, match="crash"):
+        yield

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from monai.bundle import ConfigParser, ConfigWorkflow, ckpt_export, verify_net_in_out
-from small_cohort import CONFIG, SETTINGS, train, workflow, write_cohort
+from monai.bundle import ConfigParser, ckpt_export, verify_net_in_out
+from small_cohort import CONFIG, SETTINGS, inference, train, workflow, write_cohort
 
 import mri_alm
 from mri_alm.alm.schedule import preset
@@ -70,18 +70,7 @@ def test_training_has_every_property_monai_asks_for(manifest: Path, tmp_path: Pa
 
 
 def test_inference_has_every_property_monai_asks_for(manifest: Path, trained: Path, tmp_path: Path) -> None:
-    found = ConfigWorkflow(
-        config_file="configs/inference.json",
-        meta_file="configs/metadata.json",
-        logging_file=None,
-        workflow_type="infer",
-        run_dir=str(trained),
-        input=str(manifest),
-        output=str(tmp_path),
-        salt="salt",
-    )
-    found.initialize()
-    assert found.check_properties() == []
+    assert inference(trained, manifest, tmp_path).check_properties() == []
 
 
 def test_metadata_has_the_keys_that_a_bundle_needs() -> None:

@@ -10,12 +10,13 @@ import torch
 from locking import holder
 from monai.bundle import ConfigWorkflow
 from small_cifar import SETTINGS, write_cifar10, write_cifar100
+from small_cohort import initialised
+from small_training import crash_after_epoch
 
 from mri_alm.bundle.checkpoints import load_tensors
 from mri_alm.cifar.job import brief, scores_to_keep
 from mri_alm.cifar.sets import binary_set
 from mri_alm.metrics.ranking import auc
-from mri_alm.training.engine import EpochEnd
 
 BINARY_LOSSES = sorted(json.loads((Path(__file__).parents[2] / "configs/parts/losses.json").read_text()))
 LOSSES = sorted(json.loads((Path(__file__).parents[2] / "configs/parts/losses_multiclass.json").read_text()))
@@ -24,15 +25,8 @@ OVER = {"cifar100_binary": "cifar10_binary", "cifar100_longtail": "cifar10_longt
 
 def workflow(config: str, data: Path, run_dir: Path, **overrides: Any) -> ConfigWorkflow:
     """A CIFAR config, initialised, at a size that trains in a second."""
-    found = ConfigWorkflow(
-        config_file=[f"configs/{name}.json" for name in (OVER.get(config), config) if name],
-        meta_file="configs/metadata.json",
-        logging_file=False,
-        workflow_type="train",
-        **SETTINGS | {"data": str(data), "run_dir": str(run_dir)} | overrides,
-    )
-    found.initialize()
-    return found
+    settings = SETTINGS | {"data": str(data), "run_dir": str(run_dir)} | overrides
+    return initialised(*filter(None, (OVER.get(config), config)), logging_file=False, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -64,23 +58,12 @@ def test_every_config_has_what_monai_asks_for_and_runs_an_epoch(config: str, dat
 
 
 @pytest.mark.parametrize("per", ["positive", "pair"])
-def test_a_run_that_is_cut_off_goes_on_to_the_same_end(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, per: str
-) -> None:
+def test_a_run_that_is_cut_off_goes_on_to_the_same_end(data: Path, tmp_path: Path, per: str) -> None:
     """Four epochs straight equal two, a crash, and two more: weights, multipliers, mu and augmentation."""
     settings = {"mu0": 1e-2, "rho": 3.0, "mu_start_epoch": 1, "max_epochs": 4, "constraint_per": per}
     straight = train("cifar10_binary", data, tmp_path / "a", **settings)
-    write = EpochEnd._write
-
-    def crash(self: EpochEnd, engine: Any, report: dict[str, float], better: bool) -> None:
-        write(self, engine, report, better)
-        if report["epoch"] == 2:
-            raise KeyboardInterrupt("crash")
-
-    monkeypatch.setattr(EpochEnd, "_write", crash)
-    with pytest.raises(KeyboardInterrupt, match="crash"):
+    with crash_after_epoch(2):
         train("cifar10_binary", data, tmp_path / "b", **settings)
-    monkeypatch.undo()
     assert not (tmp_path / "b" / "split_0" / "result.json").exists()
     resumed = train("cifar10_binary", data, tmp_path / "b", **settings)
     assert straight | {"seconds": 0} == resumed | {"seconds": 0}

@@ -13,6 +13,8 @@ from monai.bundle import ConfigWorkflow
 from numpy.typing import NDArray
 from scipy.ndimage import affine_transform
 from scipy.spatial.transform import Rotation
+from small_cohort import initialised
+from small_training import crash_after_epoch
 
 from mri_alm.bundle.checkpoints import load_tensors
 from mri_alm.cifar.medmnist import FILES, FlipTurnZoom, ShapePart, shape_set
@@ -21,7 +23,6 @@ from mri_alm.cifar.sets import ImageSet
 from mri_alm.cifar.table import TABLES, BenchmarkTable, read_results
 from mri_alm.errors import InputError
 from mri_alm.programs import benchmark as program
-from mri_alm.training.engine import EpochEnd
 
 REAL = Path(__file__).parents[3] / "shared" / "data" / "medmnist"
 OFFICIAL = dict(FILES)
@@ -209,15 +210,8 @@ def test_impossible_augmentation_is_refused(arguments: dict[str, Any]) -> None:
 
 
 def workflow(data: Path, run_dir: Path, **overrides: Any) -> ConfigWorkflow:
-    found = ConfigWorkflow(
-        config_file="configs/medmnist3d.json",
-        meta_file="configs/metadata.json",
-        logging_file=False,
-        workflow_type="train",
-        **SMALL | {"data": str(data), "run_dir": str(run_dir)} | overrides,
-    )
-    found.initialize()
-    return found
+    settings = SMALL | {"data": str(data), "run_dir": str(run_dir)} | overrides
+    return initialised("medmnist3d", logging_file=False, **settings)
 
 
 def train(data: Path, run_dir: Path, split: int = 0, **overrides: Any) -> dict[str, Any]:
@@ -248,23 +242,12 @@ def test_own_splits_are_a_setting(data: Path, tmp_path: Path) -> None:
     assert results[0]["counts"] == results[1]["counts"] == [20, 6]
 
 
-def test_a_run_that_is_cut_off_goes_on_to_the_same_end(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_is_cut_off_goes_on_to_the_same_end(data: Path, tmp_path: Path) -> None:
     """With averaged weights, multipliers, AdamW, a rate that falls, and augmentation."""
     settings: dict[str, Any] = {"max_epochs": 3, "ema": 0.8, "mu0": 1e-2}
     straight = train(data, tmp_path / "a", **settings)
-    write = EpochEnd._write
-
-    def crash(self: EpochEnd, engine: Any, report: dict[str, float], better: bool) -> None:
-        write(self, engine, report, better)
-        if report["epoch"] == 2:
-            raise KeyboardInterrupt("crash")
-
-    monkeypatch.setattr(EpochEnd, "_write", crash)
-    with pytest.raises(KeyboardInterrupt, match="crash"):
+    with crash_after_epoch(2):
         train(data, tmp_path / "b", **settings)
-    monkeypatch.undo()
     resumed = train(data, tmp_path / "b", **settings)
     assert straight | {"seconds": 0} == resumed | {"seconds": 0}
     states = [load_tensors(tmp_path / side / "split_0" / "last.pt") for side in "ab"]

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from monai.bundle import ConfigWorkflow
-from small_cohort import COHORT_COLUMNS, read_rows, write_manifest
+from small_cohort import COHORT_COLUMNS, inference, read_rows, write_manifest
 
 from mri_alm.bundle.trained_run import TrainedRun, collect
 from mri_alm.errors import InputError
@@ -31,22 +30,7 @@ def some(manifest: Path, folder: Path) -> Path:
 
 
 def score(trained: Path, manifest: Path, output: Path, **overrides: Any) -> Path:
-    workflow = ConfigWorkflow(
-        config_file="configs/inference.json",
-        meta_file="configs/metadata.json",
-        logging_file=None,
-        workflow_type="infer",
-        **{
-            "run_dir": str(trained),
-            "input": str(some(manifest, output)),
-            "output": str(output),
-            "salt": "s",
-            "allow_outside_paths": True,
-        }
-        | overrides,
-    )
-    workflow.initialize()
-    workflow.run()
+    inference(trained, some(manifest, output), output, allow_outside_paths=True, **overrides).run()
     return output
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from monai.bundle import ConfigParser, ConfigWorkflow
+from monai.bundle import ConfigParser
 from scipy.special import expit
 from sklearn.metrics import roc_auc_score
-from small_cohort import read_rows, train
+from small_cohort import inference, read_rows, train
 
 from mri_alm.bundle.export import export_bundle
 from mri_alm.bundle.run_folder import RunFolder
@@ -141,12 +141,7 @@ def test_exams_are_decided_by_the_largest_member_score_in_training_and_in_scorin
     labels = [int(rows[i]["label"]) for i in test]
     assert load(run / "metrics.json")["test"]["ensemble_auc"] == pytest.approx(roc_auc_score(labels, largest[test]))
 
-    settings = {"run_dir": str(run), "input": str(manifest), "output": str(tmp_path / "out"), "salt": "s"}
-    scoring = ConfigWorkflow(
-        "configs/inference.json", "configs/metadata.json", logging_file=None, workflow_type="infer", **settings
-    )
-    scoring.initialize()
-    scoring.run()
+    inference(run, manifest, tmp_path / "out").run()
     scored = read_rows(tmp_path / "out" / "scores.csv")
     assert [float(row["logit"]) for row in scored] == pytest.approx(largest.tolist(), abs=1e-5)
     wanted = [str(int(logit >= logit_of(point["threshold"]))) for logit in largest]
