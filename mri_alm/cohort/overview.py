@@ -15,8 +15,6 @@ from mri_alm.cohort.prepare_cohort import (
     Order,
     PreparedCohort,
     make_plan,
-    read_inputs,
-    secret_of_cohort,
 )
 from mri_alm.cohort.prepare_study import StudyTask
 from mri_alm.cohort.protocol import BELOW_GATE, quality_counts
@@ -215,7 +213,7 @@ def dry_run(order: Order) -> str:
 
     It names the folder of each study, so it is for the user's own screen.
     """
-    plan = make_plan(order, read_inputs(order), secret_of_cohort(order, mark=False))
+    plan = make_plan(order)
     lines = [f"{len(plan.jobs)} studies, layout {plan.found.layout}"]
     jobs = {job.source.uid: job for job in plan.jobs}
     for job in (jobs[source.uid] for source in plan.found.sources):  # in the order of folders

@@ -89,16 +89,6 @@ class Order:
 
 
 @dataclass
-class Inputs:
-    """What the user gave, read and checked: rules, labels and the studies found."""
-
-    rules: CohortRules
-    labels: list[Label]
-    has_labels: bool
-    found: Input
-
-
-@dataclass
 class Plan:
     """Studies found, with keys and labels, before any image is read."""
 
@@ -131,36 +121,26 @@ class PreparedCohort(Plan):
         return sum(row["label"] == "" for row in self.rows) if self.has_labels else 0
 
 
-def read_inputs(order: Order) -> Inputs:
-    """Find the studies and read their labels; reads headers only, writes nothing.
+def make_plan(order: Order) -> Plan:
+    """Find the studies, give them keys and labels; reads headers only, writes no cohort.
 
     Raises:
-        InputError: If input, labels or rules cannot be used.
+        InputError: If input, labels or rules cannot be used, or there is no secret for the keys.
     """
     rules = load_cohort_rules(order.rules)
-    place, root = order.output.resolve(), order.source.resolve()
-    if root == place or root in place.parents:
-        raise InputError(f"{order.output} lies inside the input, so it would become part of it. Choose another folder.")
-    if order.key_file and place in order.key_file.resolve().parents:
-        raise InputError(f"{order.key_file} identifies patients: put it outside {order.output}, which may be shared.")
-    entries = read_labels(order.labels, rules.labels) if order.labels else []
+    _refuse_places(order)
+    labels = read_labels(order.labels, rules.labels) if order.labels else None
     found = find_sources(order.source, rules, allow_outside_paths=order.allow_outside_paths)
-    labelled = order.labels is not None
-    if not labelled and found.layout == "table":
-        columns = read_table(root, as_numbered=True)[0].keys()
-        labelled = bool(columns & set(rules.labels.columns["label"]))
-        entries = read_labels(root, rules.labels) if labelled else []
-    return Inputs(rules, entries, labelled, found)
-
-
-def make_plan(order: Order, inputs: Inputs, salt: str) -> Plan:
-    """Give studies their keys and labels."""
-    found = inputs.found
+    if labels is None and found.layout == "table":
+        table = order.source.resolve()
+        columns = read_table(table, as_numbered=True)[0].keys()
+        labels = read_labels(table, rules.labels) if columns & set(rules.labels.columns["label"]) else None
+    salt = secret_of_cohort(order, mark=False)  # bad input is refused before one is made
     keys = {source.uid: study_key(source.uid, salt) for source in found.sources}
     for source in found.sources:
         source.names.append(keys[source.uid])
-    _warn_of_entries(inputs.rules, found.sources)
-    labelled = match_labels(found.sources, inputs.labels, seed=order.seed)
+    warn_of_entries(rules, found.sources)
+    labelled = match_labels(found.sources, labels or [], seed=order.seed)
     jobs = [
         StudyTask(source, keys[source.uid], _crop(source, labelled.of.get(source.uid)))
         for source in sorted(found.sources, key=lambda one: keys[one.uid])
@@ -171,11 +151,19 @@ def make_plan(order: Order, inputs: Inputs, salt: str) -> Plan:
             f"All {len(jobs)} studies carry one patient number. If they are of several patients, add a column patient "
             "(and study) to the labels: a patient must stay on one side of a split."
         )
-    preparation = Preparation(order.output, order.source, inputs.rules, salt)
-    return Plan(found, labelled, preparation, jobs, inputs.has_labels)
+    return Plan(found, labelled, Preparation(order.output, order.source, rules, salt), jobs, labels is not None)
 
 
-def _warn_of_entries(rules: CohortRules, sources: Sequence[StudySource]) -> None:
+def _refuse_places(order: Order) -> None:
+    """Refuse an output within the input, and a key file within the output."""
+    place, root = order.output.resolve(), order.source.resolve()
+    if root == place or root in place.parents:
+        raise InputError(f"{order.output} lies inside the input, so it would become part of it. Choose another folder.")
+    if order.key_file and place in order.key_file.resolve().parents:
+        raise InputError(f"{order.key_file} identifies patients: put it outside {order.output}, which may be shared.")
+
+
+def warn_of_entries(rules: CohortRules, sources: Sequence[StudySource]) -> None:
     """Say which entries of the rules' ``studies`` mean no study, or more than one."""
     for number, name in enumerate(rules.studies, 1):
         fits = sum(name in source.names for source in sources)
@@ -198,8 +186,7 @@ def prepare_cohort(order: Order) -> PreparedCohort:
     if any((order.output / name).exists() for name in (KEY_CHECK, OWN_SECRET)) and not order.resume:
         raise InputError(f"{order.output} holds a cohort. Add --resume to go on with it, or choose another folder.")
     logger.info("Reading names and headers ...")
-    inputs = read_inputs(order)  # bad input is refused before anything is written
-    plan = make_plan(order, inputs, secret_of_cohort(order, mark=False))
+    plan = make_plan(order)
     if order.strict and plan.has_labels:
         _refuse_labels(plan)
     if plan.labelled.unused:

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mri_alm.cohort.labels import Label, StrangeLabelsError, match_labels, patient_of, read_labels
-from mri_alm.cohort.layouts import Input, StudySource
+from mri_alm.cohort.layouts import StudySource
 from mri_alm.cohort.names import tidy
-from mri_alm.cohort.prepare_cohort import Inputs, Order, make_plan
+from mri_alm.cohort.prepare_cohort import warn_of_entries
 from mri_alm.cohort.rules import CONDITION_VALUES, CohortRules, LabelRules, load_cohort_rules
 from mri_alm.errors import InputError
 from mri_alm.imaging.series import CONDITIONS, load_rules
@@ -339,9 +339,8 @@ def test_an_entry_of_studies_that_means_no_study_or_several_is_said(
     entries = {name: {"t2": [4]} for name in ("other", "a/exam", "EXAM")}
     rules = load_cohort_rules(write_text(tmp_path / "r.json", {"studies": entries}))
     sources = [source(1, folder="a/exam"), source(2, folder="b/exam")]
-    order = Order(tmp_path / "in", tmp_path / "out")
     with caplog.at_level("WARNING"):
-        make_plan(order, Inputs(rules, [], has_labels=False, found=Input("dicom", sources, {})), "salt")
+        warn_of_entries(rules, sources)
     assert caplog.messages == [
         "Entry 1 under studies in the rules file fits no study and changes nothing.",
         "Entry 3 under studies in the rules file fits 2 studies.",

@@ -11,7 +11,7 @@ from exams import dicom_exam, image_exam, write_text
 from monai.transforms import Compose
 
 from mri_alm.cohort.layouts import find_sources
-from mri_alm.cohort.prepare_cohort import Order, make_plan, read_inputs
+from mri_alm.cohort.prepare_cohort import Order, make_plan
 from mri_alm.cohort.rules import CohortRules
 from mri_alm.errors import InputError
 from mri_alm.runtime.pseudonyms import key_secret
@@ -59,7 +59,7 @@ def test_what_is_prepared_can_be_scored_under_the_same_keys_and_notes_of_systems
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(b"\x00\x05\x16\x07\x00\x02\x00\x00Mac OS X        " + bytes(4000))
     order = Order(root, tmp_path / "c")
-    plan = make_plan(order, read_inputs(order), key_secret())
+    plan = make_plan(order)
     assert len(plan.jobs) == 2
     assert not any(one.failed for one in plan.found.sources)
     studies = NewStudies(root, Compose(seen), salt=key_secret(), threads=1)
@@ -86,7 +86,7 @@ def test_a_table_without_names_is_read_as_a_cohorts_and_may_not_lead_elsewhere(t
     table = write_text(tmp_path / "in" / "table.csv", "\n".join(lines))
     assert not is_manifest(table)
     order = Order(table, tmp_path / "c")
-    plan = make_plan(order, read_inputs(order), key_secret())
+    plan = make_plan(order)
     assert NewStudies(table, Compose(seen), salt=key_secret(), threads=1).names == [job.key for job in plan.jobs]
     other = write_text(tmp_path / "other" / "table.csv", "\n".join(lines).replace("p1", "../in/p1"))
     shutil.copytree(tmp_path / "in" / "p2", tmp_path / "other" / "p2")
