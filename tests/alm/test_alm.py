@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
+from small_objective import STEP_LABEL, STEP_SCORE, Ramp, objective
 from torch import Tensor, nn
 
 import mri_alm.alm.lagrangian
@@ -21,32 +22,8 @@ from mri_alm.errors import InputError
 
 cooper: Any = import_module("cooper")  # re-exports its names without saying so
 
-# The step worked out by hand in the method notes: three positives, three negatives, logits as scores.
-STEP_SCORE = (0.1, 0.4, -0.3, 0.2, -1.0, 0.9)
-STEP_LABEL = torch.tensor([1, 1, 1, 0, 0, 0])
 STEP_INDEX = torch.tensor([4, 0, 2, 1, 3, 5])
 STEP_LAMBDA = (0.5, 1.0, 2.0)
-
-
-class Zero(nn.Module):
-    """A base loss of zero, still tied to the logits, so that the objective is the ALM term alone."""
-
-    def forward(self, logits: Tensor, _: Tensor) -> Tensor:
-        return 0 * logits.sum()
-
-
-class Weighted(nn.Module):
-    """A base loss with an obvious gradient."""
-
-    def forward(self, logits: Tensor, _: Tensor) -> Tensor:
-        return (logits * torch.arange(1, len(logits) + 1)).sum()
-
-
-def objective(base: nn.Module | None = None, samples: int = 6, mu: Any = 0.1, **options: Any) -> AugmentedLagrangian:
-    """Options that are fields of the constraint go there, the others to the Lagrangian itself."""
-    fields = {name: options.pop(name) for name in list(options) if name in RankingConstraint.__dataclass_fields__}
-    constraint = RankingConstraint(**{"score": "logit"} | fields)
-    return AugmentedLagrangian(base or Zero(), samples, mu=mu, constraint=constraint, **options)
 
 
 def worked_step(**options: Any) -> tuple[AugmentedLagrangian, Tensor, Tensor]:
@@ -321,7 +298,7 @@ def test_25_steps_equal_cooper() -> None:
 @pytest.mark.parametrize("label", [[0, 0, 0], [1, 1, 1]], ids=["no positives", "no negatives"])
 @pytest.mark.parametrize("normalisation", ["paper", "mean"])
 def test_one_class_batch_adds_zero_moves_nothing_and_is_counted(label: list[int], normalisation: str) -> None:
-    alm = objective(Weighted(), samples=3, normalisation=normalisation)
+    alm = objective(Ramp(), samples=3, normalisation=normalisation)
     alm.multipliers.fill_(0.7)
     logits = torch.tensor([0.5, -1.0, 2.0], requires_grad=True)
     loss = alm(logits, torch.tensor(label), torch.arange(3))
@@ -396,9 +373,9 @@ def test_half_precision_logits_are_compared_in_float32() -> None:
 
 
 def test_mu_zero_is_the_base_loss_alone() -> None:
-    alm = objective(Weighted(), mu=0)
+    alm = objective(Ramp(), mu=0)
     logits = torch.tensor(STEP_SCORE, requires_grad=True)
-    assert alm(logits, STEP_LABEL, STEP_INDEX).item() == Weighted()(logits, STEP_LABEL).item()
+    assert alm(logits, STEP_LABEL, STEP_INDEX).item() == Ramp()(logits, STEP_LABEL).item()
     alm.dual_step()
     assert alm.multipliers.tolist() == [0] * 6
     assert [alm.end_epoch(auc)["mu_next"] for auc in (0.9, 0.5)] == [0, 0]

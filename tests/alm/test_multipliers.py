@@ -2,7 +2,6 @@
 
 import math
 import re
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,37 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import minimize, minimize_scalar
-from torch import Tensor, nn
+from small_objective import STEP_LABEL, STEP_SCORE, Ramp, objective
+from torch import nn
 
 from mri_alm import AugmentedLagrangian, MuSchedule, RankingConstraint
 from mri_alm.alm.losses import BinaryCrossEntropy
 from mri_alm.errors import InputError
 
-# The step of test_alm.py: q = (7/5, 4/5, 11/5), two negatives above every positive, mu = 1/10.
-SCORE = torch.tensor((0.1, 0.4, -0.3, 0.2, -1.0, 0.9), dtype=torch.float64)
-LABEL = torch.tensor([1, 1, 1, 0, 0, 0])
-
-
-class Ramp(nn.Module):
-    """A base loss whose gradient is (1, 2, ..., B)."""
-
-    def forward(self, logits: Tensor, _: Tensor) -> Tensor:
-        return (logits * torch.arange(1, len(logits) + 1)).sum()
-
-
-class Nothing(nn.Module):
-    """A base loss of zero, tied to the logits."""
-
-    def forward(self, logits: Tensor, _: Tensor) -> Tensor:
-        return 0 * logits.sum()
-
-
-def objective(base: nn.Module | None = None, samples: int = 6, mu: Any = 0.1, **options: Any) -> AugmentedLagrangian:
-    fields = {name: options.pop(name) for name in list(options) if name in RankingConstraint.__dataclass_fields__}
-    constraint = RankingConstraint(**{"score": "logit"} | fields)
-    steps = {name: options.pop(name) for name in ("dual_rate", "dual_decay", "gradient_cap") if name in options}
-    schedule = replace(options.pop("schedule", MuSchedule()), **steps)
-    return AugmentedLagrangian(base or Nothing(), samples, mu=mu, constraint=constraint, schedule=schedule, **options)
+SCORE = torch.tensor(STEP_SCORE, dtype=torch.float64)
 
 
 def worked_step(multipliers: tuple[float, ...] = (0.5, 1.0, 2.0), **options: Any) -> tuple[Any, float, list[float]]:
@@ -50,7 +26,7 @@ def worked_step(multipliers: tuple[float, ...] = (0.5, 1.0, 2.0), **options: Any
     alm = objective(**options)
     alm.multipliers[:3] = torch.tensor(multipliers, dtype=torch.float64)
     logits = SCORE.clone().requires_grad_()
-    loss = alm(logits, LABEL, torch.arange(6))
+    loss = alm(logits, STEP_LABEL, torch.arange(6))
     loss.backward()
     alm.dual_step()
     assert logits.grad is not None
@@ -103,8 +79,8 @@ def test_a_constraint_holds_within_the_tolerance(per: Any, normalisation: Any) -
     for tolerance in (0.0, 0.3, 0.8, 2.0):
         alm = objective(per=per, normalisation=normalisation, tolerance=tolerance)
         share = sum(value <= tolerance for value in mean_hinge) / len(mean_hinge)
-        assert alm.diagnose(SCORE, LABEL)["satisfied"] == pytest.approx(share)
-        alm(SCORE.clone().requires_grad_(), LABEL, torch.arange(6))
+        assert alm.diagnose(SCORE, STEP_LABEL)["satisfied"] == pytest.approx(share)
+        alm(SCORE.clone().requires_grad_(), STEP_LABEL, torch.arange(6))
         assert alm.end_epoch(0.5)["satisfied"] == pytest.approx(share)
 
 
@@ -112,7 +88,7 @@ def test_multipliers_that_move_once_an_epoch() -> None:
     alm = objective(dual_update="per_epoch", dual_decay=0.2, tolerance=0.4)
     alm.multipliers[:] = torch.tensor([0.5, 0.02, 2.0, 7, 7, 7], dtype=torch.float64)
     for rows in ([0, 1, 3, 4, 5], [0, 3, 4, 5]):  # the first positive twice, the third never
-        alm(SCORE[rows].clone().requires_grad_(), LABEL[rows], torch.tensor(rows))
+        alm(SCORE[rows].clone().requires_grad_(), STEP_LABEL[rows], torch.tensor(rows))
         alm.dual_step()
     assert alm.multipliers[:3].tolist() == [0.5, 0.02, 2.0]
     alm.end_epoch(0.5)
@@ -395,7 +371,7 @@ def test_auto_run_foresees_the_visits_of_an_epoch() -> None:
     for visits in (1, 5):
         alm = objective(BinaryCrossEntropy(), mu="auto_run")
         for _ in range(visits):
-            alm(SCORE.clone().requires_grad_(), LABEL, torch.arange(6))
+            alm(SCORE.clone().requires_grad_(), STEP_LABEL, torch.arange(6))
             alm.dual_step()
         mu0.append(alm.end_epoch(0.5)["mu_next"])
     assert mu0[0] == pytest.approx(3 * mu0[1], rel=1e-12)
@@ -409,7 +385,7 @@ def test_auto_run_goes_on_the_same_after_a_break() -> None:
     assert alm.ratios[1] == 4
     reports = []
     for one in (alm, again):
-        one(SCORE.clone().requires_grad_(), LABEL, torch.arange(6))
+        one(SCORE.clone().requires_grad_(), STEP_LABEL, torch.arange(6))
         one.dual_step()
         reports.append(one.end_epoch(0.5))
     assert reports[0] == reports[1]
