@@ -62,10 +62,10 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def initialised(*configs: str, kind: str = "train", logging_file: Any = None, **settings: Any) -> ConfigWorkflow:
+def initialised(*configs: str, logging_file: Any = None, **settings: Any) -> ConfigWorkflow:
     """Shipped configs by their names, one over the other, initialised."""
-    files = [f"configs/{name}.json" for name in configs]
-    found = ConfigWorkflow(files, "configs/metadata.json", logging_file, workflow_type=kind, **settings)
+    files, settings = [f"configs/{name}.json" for name in configs], {"workflow_type": "train"} | settings
+    found = ConfigWorkflow(files, "configs/metadata.json", logging_file, **settings)
     found.initialize()
     return found
 
@@ -79,7 +79,7 @@ def workflow(manifest: Path, run_dir: Path, **overrides: Any) -> ConfigWorkflow:
 def inference(trained: Path, source: Path, output: Path, **overrides: Any) -> ConfigWorkflow:
     """The scoring config, initialised."""
     places = {"run_dir": str(trained), "input": str(source), "output": str(output), "salt": "s"}
-    return initialised("inference", kind="infer", **places | overrides)
+    return initialised("inference", workflow_type="infer", **places | overrides)
 
 
 def train(manifest: Path, run_dir: Path, **overrides: Any) -> Path:
