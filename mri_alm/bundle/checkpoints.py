@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mri_alm.errors import InputError
-from mri_alm.runtime.atomic import explain_os_errors, write_atomically
+from mri_alm.runtime.atomic import write_atomically
 from mri_alm.runtime.files import DamagedFileError, read_file
 
 LARGEST_WEIGHTS = 16 << 30  # bytes
@@ -37,7 +37,7 @@ def save_tensors(path: Path, state: Mapping[str, Any], *, previous: Path | None 
     # A zip archive ends with the length of its comment.
     content = buffer.getvalue()[:-2] + struct.pack("<H", len(_MARK) + 64)
     digest = hashlib.sha256(content).hexdigest().encode()
-    with explain_os_errors(path), write_atomically(path, previous=previous) as part:
+    with write_atomically(path, previous=previous) as part:
         part.write_bytes(content + _MARK + digest)
 
 

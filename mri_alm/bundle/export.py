@@ -150,9 +150,10 @@ def export_bundle(
     """
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
         raise InputError(f"{output} is not empty. Give a new folder: files of another model must not stay in a bundle.")
+    members, text = run.ensemble().members, ((label and label.licence) or licence).read_bytes()
     with write_atomically(output) as part:
-        _write(run, part, label or BundleLabel(), carry_package=carry_package)
-        write_bytes(part / "LICENSE", ((label and label.licence) or licence).read_bytes())
+        _write(run, members, part, label or BundleLabel(), carry_package=carry_package)
+        write_bytes(part / "LICENSE", text)
         for path in (part, *part.rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)
 
@@ -168,9 +169,8 @@ def carried_package() -> dict[str, bytes]:
     return found
 
 
-def _write(run: TrainedRun, output: Path, label: BundleLabel, *, carry_package: bool) -> None:
+def _write(run: TrainedRun, members: Any, output: Path, label: BundleLabel, *, carry_package: bool) -> None:
     """All files of :func:`export_bundle` but the licence."""
-    members = run.ensemble().members
     for name, member in zip(run.checkpoints, members, strict=True):
         state = {key: value.contiguous() for key, value in member.state_dict().items()}
         write_bytes(output / "models" / f"{name}.safetensors", serialised(state, {"format": "pt"}))

@@ -36,7 +36,7 @@ from mri_alm.imaging.registration import (
     onto_grid,
 )
 from mri_alm.imaging.series import Series, group_series, trust_positions
-from mri_alm.runtime.atomic import explain_os_errors, write_atomically
+from mri_alm.runtime.atomic import write_atomically
 from mri_alm.runtime.bug_reports import BUG_REPORT, UnexpectedError, ends_the_run, study_failure
 from mri_alm.runtime.files import read_json, write_bytes, write_json
 from mri_alm.runtime.pseudonyms import study_key
@@ -112,7 +112,7 @@ class Preparation:
         """
         silence_readers()  # in the process that reads, whichever that is
         place = self.folder / job.key
-        with explain_os_errors(place), write_atomically(place) as part:
+        with write_atomically(place) as part:
             try:
                 return self._written(job, part, refused)
             except Exception as error:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from mri_alm.errors import StudyError, memory_ran_out
 from mri_alm.imaging.dicom_files import silence_readers
 from mri_alm.imaging.volume import MAX_VOXELS, SPACING_MM
-from mri_alm.runtime.atomic import explain_os_errors, write_atomically
+from mri_alm.runtime.atomic import write_atomically
 from mri_alm.runtime.files import in_utf8, open_file
 
 # Threads that read images by ITK at once crash now and then (SimpleITK issue 74). nibabel needs no such lock.
@@ -487,7 +487,7 @@ def write_nifti(path: Path, image: sitk.Image) -> None:
         InputError: If the disk is full or the place cannot be written.
     """
     voxels = image.GetNumberOfPixels() * image.GetNumberOfComponentsPerPixel() * image.GetSizeOfPixelComponent()
-    with explain_os_errors(path), write_atomically(path) as part:
+    with write_atomically(path) as part:
         plain = part.with_suffix("")
         try:
             with ONE_IMAGE_FILE:

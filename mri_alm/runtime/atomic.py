@@ -26,15 +26,15 @@ def write_atomically(path: Path, *, previous: Path | None = None) -> Iterator[Pa
         previous: Where a file that stood there goes; between the two renames only this one exists.
 
     Raises:
-        InputError: If the disk is full or the place cannot be written; nothing that stood there is lost.
+        InputError: If the disk is full or the place cannot be written, in the block too; nothing that stood there is
+            lost.
     """
     with explain_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".part-", dir=path.parent))
-    part, replaced = scratch / path.name, scratch / ".replaced"
-    try:
-        yield part
-        with explain_os_errors(path):
+        part, replaced = scratch / path.name, scratch / ".replaced"
+        try:
+            yield part
             _flush(part)
             if part.is_dir() and path.is_dir():
                 path.replace(replaced)
@@ -42,10 +42,10 @@ def write_atomically(path: Path, *, previous: Path | None = None) -> Iterator[Pa
                 path.replace(previous)
             part.replace(path)
             _flush(path.parent, whole=False)
-    finally:
-        if replaced.exists() and not path.exists():  # refused or interrupted between the two renames
-            replaced.replace(path)
-        shutil.rmtree(scratch, ignore_errors=True)
+        finally:
+            if replaced.exists() and not path.exists():  # refused or interrupted between the two renames
+                replaced.replace(path)
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 @contextlib.contextmanager

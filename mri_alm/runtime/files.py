@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mri_alm.errors import InputError
-from mri_alm.runtime.atomic import explain_os_errors, write_atomically
+from mri_alm.runtime.atomic import write_atomically
 
 IMAGE = re.compile(r"\.(nii|nii\.gz|mha|mhd|nrrd)$", re.IGNORECASE)  # a file of voxels, by its name
 LARGEST_JSON = 64 << 20  # bytes; a report of ten thousand exams is shorter
@@ -40,7 +40,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     Raises:
         InputError: If the disk is full or the place cannot be written; nothing that stood there is lost.
     """
-    with explain_os_errors(path), write_atomically(path) as part:
+    with write_atomically(path) as part:
         part.write_bytes(content)
 
 

@@ -64,7 +64,7 @@ def _make(path: Path) -> None:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with exclusive_lock(path.with_name(".salt.lock"), wait=True):
             if not path.exists():  # another process may just have made it
-                with explain_os_errors(path), write_atomically(path) as part:
+                with write_atomically(path) as part:
                     part.write_bytes(secrets.token_hex(16).encode())
                     part.chmod(0o600)
     except InputError as error:

@@ -1,3 +1,4 @@
+import errno
 import os
 import re
 import stat
@@ -37,6 +38,12 @@ def test_nothing_stays_of_a_block_that_failed(tmp_path: Path) -> None:
         fail_within(tmp_path / "file", KeyError("a bug"))
     assert (tmp_path / "file").read_text() == "old"
     assert names(tmp_path) == ["file"]
+
+
+def test_a_full_disk_within_the_block_is_told_in_words(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=rf"^Cannot write {tmp_path}/file: No space left on device\. Free space"):
+        fail_within(tmp_path / "file", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    assert names(tmp_path) == []
 
 
 def test_the_file_before_is_kept_under_another_name(tmp_path: Path) -> None:
