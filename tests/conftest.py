@@ -10,6 +10,10 @@ from shell import WarmPython
 from small_cohort import read_rows, train, write_cohort, write_manifest
 
 ROOT = Path(__file__).parents[1]
+BROWSER = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--window-size=1300,1400",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -76,9 +80,9 @@ def browser() -> Iterator[Any]:
         pytest.skip("needs chromium and chromedriver")
     options = webdriver.ChromeOptions()
     options.binary_location = program
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1300,1400"):
+    for argument in BROWSER:
         options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     found = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
     yield found
     found.quit()

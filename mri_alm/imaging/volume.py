@@ -126,7 +126,7 @@ def geometric_mean(volumes: Sequence[sitk.Image], name: str) -> sitk.Image:
 
     Raises:
         StudyError: ``geometry`` when they do not lie on one grid; ``volumes_differ`` as of
-            :func:`mri_alm.imaging.plausibility.check_repeats`.
+            :func:`mri_alm.imaging.volume.check_repeats`.
     """
     first = volumes[0]
     if len(volumes) == 1:

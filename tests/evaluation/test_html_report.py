@@ -3,8 +3,6 @@ import html
 import io
 import json
 import re
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -32,10 +30,6 @@ from mri_alm.evaluation.report import pictures_beside, write_evaluation
 SCRIPT = "<script>window.hacked=1</script>"
 IMAGE = '"><img src=x onerror="window.hacked=1">'
 FORMULA = "=cmd|' /C calc'!A0"
-FLAGS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -247,29 +241,20 @@ def test_pictures_outside_the_folder_are_not_taken(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def browser(page: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    chromium, driver = (shutil.which(name) for name in ("chromium", "chromedriver"))
-    if not chromium or not driver:
-        pytest.skip("chromium and chromedriver are not installed")
-    options = webdriver.ChromeOptions()
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('browser')}", "--window-size=1400,900"):
-        options.add_argument(flag)
-    options.binary_location = chromium
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    chrome = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    chrome.get("about:blank")
-    chrome.get_log("performance")  # of the browser's own first page
-    chrome.get(page.as_uri())
-    WebDriverWait(chrome, 30).until(lambda c: len(c.find_elements(By.CSS_SELECTOR, ".plot .main-svg")) >= 11)
-    yield chrome
-    chrome.quit()
+def opened(browser: webdriver.Chrome, page: Path) -> webdriver.Chrome:
+    browser.get("about:blank")
+    for kind in ("browser", "performance"):
+        browser.get_log(kind)  # of the pages before
+    browser.get(page.as_uri())
+    WebDriverWait(browser, 30).until(lambda c: len(c.find_elements(By.CSS_SELECTOR, ".plot .main-svg")) >= 11)
+    return browser
 
 
 @pytest.fixture
-def reloaded(browser: webdriver.Chrome) -> webdriver.Chrome:
-    browser.refresh()
-    WebDriverWait(browser, 30).until(lambda c: c.find_elements(By.CSS_SELECTOR, "#training-0 .main-svg"))
-    return browser
+def reloaded(opened: webdriver.Chrome) -> webdriver.Chrome:
+    opened.refresh()
+    WebDriverWait(opened, 30).until(lambda c: c.find_elements(By.CSS_SELECTOR, "#training-0 .main-svg"))
+    return opened
 
 
 def shown(browser: webdriver.Chrome, key: str) -> str:
