@@ -216,6 +216,14 @@ def test_a_setting_that_cannot_be_meant_is_refused_at_once(
         ({"validation": 0.05}, "splits that hold out 0.05 of each class need at least 20 of either"),
         ({"max_fn": 99}, "Cannot allow 99 false negatives"),
         ({"exclude": ["S99"]}, "exclude names S99, but"),
+        ({"optimiser": "sgd"}, 'There is no optimiser "sgd". Choose one of: adam, adamw.'),
+        ({"schedule": "cosin"}, 'schedule must be one of constant, cosine, got "cosin"'),
+        (
+            {"augmentation": "fields"},
+            'There is no augmentation "fields". Did you mean "field"? Choose one of: unchanged',
+        ),
+        ({"warmup": 2}, "warmup must be less than max_epochs = 2, got 2."),
+        ({"learning_rate": 0}, "learning_rate and rate_factor must be greater than 0, got 0"),
         (
             {"cohort": "nowhere.csv"},
             "nowhere.csv: cannot be read (No such file or directory). Give the path of a CSV file",

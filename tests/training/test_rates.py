@@ -1,6 +1,5 @@
 """The learning rate of each epoch: of Cao et al., along a cosine, and in a run that goes on."""
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from ignite.engine import Engine
-from small_cohort import train, workflow
+from small_cohort import workflow
 from torch import nn
 
 from mri_alm.bundle.checkpoints import load_tensors
@@ -94,24 +93,3 @@ def test_the_default_is_adam_at_a_constant_rate(manifest: Path, tmp_path: Path) 
     parser = member(manifest, tmp_path / "run").parser
     assert type(parser.get_parsed_content("optimizer")) is torch.optim.Adam
     assert {parser.get_parsed_content("train::handlers::1").of(epoch) for epoch in (1, 2, 3, 60)} == {0.002}
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ({"optimiser": "sgd"}, 'There is no optimiser "sgd". Choose one of: adam, adamw.'),
-        ({"schedule": "cosin"}, 'schedule must be one of constant, cosine, got "cosin"'),
-        (
-            {"augmentation": "fields"},
-            'There is no augmentation "fields". Did you mean "field"? Choose one of: unchanged',
-        ),
-        ({"warmup": 2}, "warmup must be less than max_epochs = 2, got 2."),
-        ({"learning_rate": 0}, "learning_rate and rate_factor must be greater than 0, got 0"),
-    ],
-    ids=str,
-)
-def test_a_recipe_that_does_not_exist_is_refused_at_once(
-    manifest: Path, tmp_path: Path, refusal: Callable[..., str], override: dict[str, Any], message: str
-) -> None:
-    assert message in refusal(train, manifest, tmp_path / "run", **override)
-    assert not (tmp_path / "run").exists()
