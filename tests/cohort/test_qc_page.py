@@ -110,6 +110,8 @@ def test_a_page_without_its_folders_enlarges_what_it_has(
     browser.find_element("css selector", ".enlarge").click()
     assert large_width(browser) == 640
     assert narrow() == 400
+    (missing,) = browser.get_log("browser")  # read, as tests that follow look into it
+    assert "qc.jpg" in missing["message"]
 
 
 def test_the_strip_shows_all_images_of_any_size() -> None:
