@@ -109,6 +109,7 @@ class TrainingRun:
         check_tracking(config)
         parser = ConfigParser(deepcopy(config))
         _refuse_choices_on_folds(parser)
+        parser.get_parsed_content("network_def")  # a network that cannot be is refused before a phantom is drawn
         self.cohort: Cohort = parser.get_parsed_content("cohort_data")
         config = self.config = config | {"splits": len(self.cohort.splits)}
         check_values(config)  # splits, which may have been "loo", against only_split

@@ -388,6 +388,13 @@ def test_max_fn_is_bounded_by_the_held_out_positives(
     assert f"Cannot allow 2 false negatives: {expected}" in text
 
 
+def test_a_network_that_cannot_be_is_refused_before_a_cohort_is_read_or_drawn(
+    tmp_path: Path, refusal: Callable[..., str]
+) -> None:
+    text = refusal(train, tmp_path / "none.csv", tmp_path / "run", fusion="spatial", features=[8])
+    assert text.endswith('fusion "spatial" needs two stages or more, as the paths meet after the first: got [8].\n')
+
+
 def test_a_full_disk_loses_nothing(
     manifest: Path, run: Path, refusal: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
