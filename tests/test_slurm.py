@@ -3,11 +3,11 @@
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from shell import WarmPython
 from small_cohort import SETTINGS, train
 
 from mri_alm.bundle.checkpoints import load_tensors
@@ -104,15 +104,18 @@ def test_a_ray_head_that_does_not_come_up_ends_the_job(tmp_path: Path, srun: str
 
 
 @pytest.mark.slow
-def test_array_tasks_and_the_ensemble_make_the_run_of_one_command(manifest: Path, tmp_path: Path) -> None:
+def test_array_tasks_and_the_ensemble_make_the_run_of_one_command(
+    manifest: Path, tmp_path: Path, python: WarmPython
+) -> None:
     settings = SETTINGS | {"splits": 2, "max_epochs": 1, "cohort": manifest, "cache_dir": manifest.parent / "cache"}
     run = tmp_path / "run"
     words = [word for name, value in settings.items() if name != "threads" for word in (f"--{name}", str(value))]
-    environment = os.environ | {"PYTHON": sys.executable, "SLURM_CPUS_PER_TASK": "1", "SLURM_SUBMIT_DIR": str(ROOT)}
+    slurm = {"SLURM_CPUS_PER_TASK": "1", "SLURM_SUBMIT_DIR": str(ROOT)}
+    environment = os.environ | slurm | {"PYTHON": str(python.program)}
     jobs = [("splits.sbatch", {"SLURM_ARRAY_TASK_ID": "1"}), ("ensemble.sbatch", {})]  # array task 0 was lost
-    for script, slurm in jobs:
+    for script, task in jobs:
         command = ["bash", str(FOLDER / script), *words, "--run_dir", str(run)]
-        done = subprocess.run(command, env=environment | slurm, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, env=environment | task, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
         assert (run / "threshold.json").exists() == (script == "ensemble.sbatch")
     theirs = train(manifest, tmp_path / "one", splits=2, max_epochs=1)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import ROOT
+from shell import WarmPython
 from small_cohort import command, train
 
 from mri_alm.bundle.checkpoints import load_tensors
@@ -83,9 +84,11 @@ def same(one: Any, other: Any, place: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_misspelt_override_ends_with_status_2_and_a_sentence(manifest: Path, tmp_path: Path) -> None:
+def test_a_misspelt_override_ends_with_status_2_and_a_sentence(
+    manifest: Path, tmp_path: Path, python: WarmPython
+) -> None:
     words = command(manifest, tmp_path / "run", tmp_path / "cache", max_epoch=1)
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    done = python.run(*words[1:])
     assert done.returncode == 2
     assert done.stderr.endswith('\nThere is no setting "max_epoch". Did you mean "max_epochs"?\n')
     assert "Traceback" not in done.stderr

@@ -1,14 +1,13 @@
 """The table of settings against the configs and the page, and settings by their old names."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from monai.bundle import ConfigParser
 from programs import load_program
+from shell import WarmPython
 
 from mri_alm.bundle.config import rename_settings
 from mri_alm.bundle.settings import (
@@ -111,13 +110,10 @@ def test_an_old_name_stands_for_a_setting_of_the_table(old: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_takes_an_old_name(tmp_path: Path) -> None:
+def test_the_command_takes_an_old_name(tmp_path: Path, python: WarmPython) -> None:
     """A value that is refused shows that it arrived: nothing is trained."""
     words = ["--config_file", str(ROOT / "configs" / "prostate_alm.json"), "--run_dir", str(tmp_path / "run")]
-    done = subprocess.run(
-        [sys.executable, "-m", "monai.bundle", "run", *words, "--bank", "-3"],
-        check=False, cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
+    done = python.run("-m", "monai.bundle", "run", *words, "--bank", "-3")
     assert done.returncode == 2
     assert "Setting bank is called negative_bank now" in done.stdout + done.stderr
     assert "negative_bank must be a whole number from 0" in done.stderr

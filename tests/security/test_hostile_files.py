@@ -6,8 +6,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from conftest import ROOT
 from evaluation_inputs import labels, write_rows
 from programs import load_program
 from safetensors.torch import save
+from shell import WarmPython
 from torch import nn
 
 from mri_alm.bundle.checkpoints import load_tensors, save_tensors
@@ -374,12 +373,11 @@ def test_evaluating_what_is_no_table(tmp_path: Path, kind: str, capsys: pytest.C
 
 
 @pytest.mark.slow
-def test_scoring_with_a_damaged_config(tmp_path: Path) -> None:
+def test_scoring_with_a_damaged_config(tmp_path: Path, python: WarmPython) -> None:
     run = copied(ROOT / "tests" / "bundle" / "made_before" / "bundle", tmp_path)
     (run / "config.json").write_bytes(DAMAGED["nested"])
-    command = [sys.executable, "pipelines/score.py", "--model", run, "--input", tmp_path, "--output", tmp_path / "out"]
     signal.alarm(0)
-    done = subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    done = python.run("pipelines/score.py", "--model", run, "--input", tmp_path, "--output", tmp_path / "out")
     assert done.returncode == 2
     assert f"{run / 'config.json'} is damaged (it is nested too deeply). Restore it from a copy" in done.stderr
     assert "Traceback" not in done.stderr

@@ -2,13 +2,11 @@
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 from exams import GRID, dicom_exam, image_exam, write_text
+from shell import WarmPython
 from small_cohort import COLUMNS, write_manifest
 
 from mri_alm.cohort.layouts import find_sources
@@ -20,11 +18,6 @@ from mri_alm.runtime.files import links_out_of, walk
 from mri_alm.scoring.new_exams import NewStudies
 
 NAMES = {"t2": "t2.nii.gz", "adc": "adc.nii.gz", "hbv": "hbv.nii.gz"}
-
-
-def program(name: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, ROOT / "pipelines" / f"{name}.py", *words]
-    return subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
 
 
 @pytest.fixture
@@ -179,10 +172,10 @@ def test_a_private_exam_is_not_scored_through_a_link(export: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("allowed", [False, True])
-def test_preparing_from_the_shell(export: Path, tmp_path: Path, allowed: bool) -> None:
+def test_preparing_from_the_shell(export: Path, tmp_path: Path, allowed: bool, python: WarmPython) -> None:
     rules = write_text(tmp_path / "rules.json", GRID)
     words = ["--input", export, "--output", tmp_path / "out", "--rules", rules, "--workers", "1"]
-    done = program("prepare_cohort", *words, *(["--allow-outside-paths"] if allowed else []))
+    done = python.run("pipelines/prepare_cohort.py", *words, *(["--allow-outside-paths"] if allowed else []))
     assert done.returncode == 0, done.stderr
     with (tmp_path / "out" / "manifest.csv").open(newline="") as file:
         assert len(list(csv.DictReader(file))) == 1 + allowed
@@ -196,9 +189,11 @@ def test_preparing_from_the_shell(export: Path, tmp_path: Path, allowed: bool) -
 
 
 @pytest.mark.slow
-def test_scoring_has_the_same_flag_from_the_shell(export: Path, trained: Path, tmp_path: Path) -> None:
+def test_scoring_has_the_same_flag_from_the_shell(
+    export: Path, trained: Path, tmp_path: Path, python: WarmPython
+) -> None:
     words = ["--model", trained, "--input", export, "--output", tmp_path / "out", "--threads", "1"]
-    done = program("score", *words)
+    done = python.run("pipelines/score.py", *words)
     assert "2 links lead out of the input folder and are left out: private, p0/one.dcm." in done.stdout + done.stderr
     with (tmp_path / "out" / "scores.csv").open(newline="") as file:
         assert len(list(csv.DictReader(file))) == 1

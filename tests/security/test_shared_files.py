@@ -6,7 +6,6 @@ import re
 import shutil
 import stat
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from pages import PAGES
+from shell import WarmPython
 from small_cohort import snapshot
 
 from mri_alm.bundle.export import export_bundle
@@ -94,7 +94,7 @@ def test_everybody_may_read_an_exported_bundle(trained: Path, tmp_path: Path, ma
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["run", "bundle"])
 def test_scoring_writes_nothing_into_the_model_s_folder(
-    trained: Path, one_exam: Path, tmp_path: Path, kind: str
+    trained: Path, one_exam: Path, tmp_path: Path, kind: str, python: WarmPython
 ) -> None:
     model = tmp_path / "model"
     if kind == "run":
@@ -107,7 +107,7 @@ def test_scoring_writes_nothing_into_the_model_s_folder(
     before = snapshot(model)
     try:
         program, words = ROOT / "pipelines" / "score.py", ["--model", model, "--input", one_exam, "--threads", "2"]
-        command = [sys.executable, program, *words, "--output", tmp_path / "out"]
+        command = [python.program, program, *words, "--output", tmp_path / "out"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert snapshot(model) == before

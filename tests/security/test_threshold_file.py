@@ -4,13 +4,12 @@ import json
 import math
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import ROOT
+from shell import WarmPython
 
 from mri_alm.bundle.run_folder import RunFolder
 from mri_alm.errors import InputError
@@ -126,12 +125,11 @@ def test_points_on_other_scores_are_made_and_decide_as_before() -> None:
 
 
 @pytest.mark.slow
-def test_scoring_refuses_it_from_the_shell(tmp_path: Path) -> None:
+def test_scoring_refuses_it_from_the_shell(tmp_path: Path, python: WarmPython) -> None:
     run = Path(shutil.copytree(ROOT / "tests" / "bundle" / "made_before" / "bundle", tmp_path / "run"))
     fields = json.loads((run / "threshold.json").read_text())
     (run / "threshold.json").write_text(json.dumps(fields | {"threshold": 2.0}))
-    command = [sys.executable, "pipelines/score.py", "--model", run, "--input", tmp_path, "--output", tmp_path / "out"]
-    done = subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    done = python.run("pipelines/score.py", "--model", run, "--input", tmp_path, "--output", tmp_path / "out")
     assert done.returncode == 2
     assert f"{run}/threshold.json: threshold must be a finite number from 0 to 1, found 2.0." in done.stderr
     assert "Traceback" not in done.stderr
