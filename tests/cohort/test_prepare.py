@@ -17,6 +17,7 @@ import pydicom
 import pytest
 import SimpleITK as sitk  # noqa: N813
 from exams import GRID, SHAPE, check_invariants, dicom_exam, image_exam, prepare, write_image, write_text
+from shell import WarmPython
 
 import mri_alm.imaging.registration
 from mri_alm.bundle.transforms import LoadRegisteredExamd
@@ -461,23 +462,21 @@ def test_the_key_file_leads_back_to_studies_and_files(export: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_exit_status(export: Path, tmp_path: Path) -> None:
+def test_exit_status(export: Path, tmp_path: Path, python: WarmPython) -> None:
     """From the shell, as a user would."""
 
-    def run(*words: str) -> tuple[int, str]:
-        command = [sys.executable, "pipelines/prepare_cohort.py", *words]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        return done.returncode, done.stderr
+    def run(place: Path, *words: Any) -> "subprocess.CompletedProcess[str]":
+        return python.run("pipelines/prepare_cohort.py", "--input", place, *words)
 
-    rules = ["--rules", str(write_text(tmp_path / "rules.json", GRID))]
-    assert run("--input", str(export / "patient0"), "--output", str(tmp_path / "a"), *rules)[0] == 0
-    assert run("--input", str(export / "patient3"), "--output", str(tmp_path / "b"), *rules)[0] == 2
-    assert run("--input", str(export / "patient3"), "--output", str(tmp_path / "x"), *rules, "--dry-run")[0] == 0
-    status, text = run("--input", str(tmp_path / "absent"), "--output", str(tmp_path / "d"))
-    assert status == 2
-    assert "error: " in text
-    assert "Traceback" not in text
-    assert run("--input", str(export))[0] == 2
+    rules = ["--rules", write_text(tmp_path / "rules.json", GRID)]
+    assert run(export / "patient0", "--output", tmp_path / "a", *rules).returncode == 0
+    assert run(export / "patient3", "--output", tmp_path / "b", *rules).returncode == 2
+    assert run(export / "patient3", "--output", tmp_path / "x", *rules, "--dry-run").returncode == 0
+    absent = run(tmp_path / "absent", "--output", tmp_path / "d")
+    assert absent.returncode == 2
+    assert "error: " in absent.stderr
+    assert "Traceback" not in absent.stderr
+    assert run(export).returncode == 2
 
 
 @pytest.mark.slow

@@ -1,8 +1,5 @@
 """Nothing that identifies a patient leaves the input: every header field says something unmistakable, then grep."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pydicom
@@ -10,17 +7,13 @@ import pytest
 from exams import GRID, dicom_exam, image_exam, scans, write_image, write_text
 from identity import DATE, MARK, NUMBER, UID, leaks, plant
 from programs import load_program
+from shell import WarmPython
 
-ROOT = Path(__file__).parents[2]
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "pipelines/prepare_cohort.py", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=os.environ)
+PREPARE = "pipelines/prepare_cohort.py"
 
 
 @pytest.mark.slow
-def test_no_identity_in_any_output_log_or_name(tmp_path: Path) -> None:
+def test_no_identity_in_any_output_log_or_name(tmp_path: Path, python: WarmPython) -> None:
     hidden = tmp_path / "in" / f"{MARK}_HANS_{DATE}"
     with pydicom.config.disable_value_validation():
         dicom_exam(hidden / "exam", 1, patient=NUMBER, edit=plant)
@@ -33,12 +26,12 @@ def test_no_identity_in_any_output_log_or_name(tmp_path: Path) -> None:
     lines = [f"PatientID;label;Name\n{MARK};1;{MARK}\n{NUMBER}8;0;{MARK}\n{NUMBER};0;{MARK}\n"]
     labels = write_text(tmp_path / "labels.csv", "".join(lines))
     rules = write_text(tmp_path / "rules.json", GRID | {"studies": {f"in/{MARK}": {"t2": [4]}}})
-    shared = ["--input", str(tmp_path / "in"), "--labels", str(labels), "--rules", str(rules)]
     output = tmp_path / "out"
-    shown = [run(*shared, "--output", str(output), "--dry-run"), run(*shared, "--output", str(output))]
+    words = [PREPARE, "--input", tmp_path / "in", "--labels", labels, "--rules", rules, "--output", output]
+    shown = [python.run(*words, "--dry-run"), python.run(*words)]
     assert [one.returncode for one in shown] == [0, 2], shown[1].stderr
     assert "2 studies (layout dicom)" in shown[1].stdout
-    shown += [run("--check", str(output)), run(*shared, "--output", str(output), "--strict", "--resume")]
+    shown += [python.run(PREPARE, "--check", output), python.run(*words, "--strict", "--resume")]
     assert [one.returncode for one in shown[2:]] == [2, 2], shown[2].stdout
     text = "".join(one.stdout + one.stderr for one in shown[1:])  # a dry run names folders, for its screen alone
     assert not [word for word in (MARK, DATE, NUMBER, UID) if word.lower() in text.lower()]
@@ -47,7 +40,7 @@ def test_no_identity_in_any_output_log_or_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_no_identity_from_file_names_notes_or_damaged_images(tmp_path: Path) -> None:
+def test_no_identity_from_file_names_notes_or_damaged_images(tmp_path: Path, python: WarmPython) -> None:
     names = {"t2": f"{MARK}_t2.nii.gz", "adc": f"{MARK}_adc.nii.gz", "hbv": f"{MARK}_hbv.nii.gz"}
     folder = image_exam(tmp_path / "in" / f"{MARK}_1977", 1, names)
     write_text(folder / f"{MARK}_adc.json", {"PatientName": MARK, "SeriesDescription": MARK, "StudyDate": DATE})
@@ -55,7 +48,7 @@ def test_no_identity_from_file_names_notes_or_damaged_images(tmp_path: Path) -> 
     write_image(tmp_path / "in" / f"{MARK}_half" / f"{MARK}_t2.nii.gz", scans(3)[0].pixels)
     output = tmp_path / "out"
     rules = write_text(tmp_path / "rules.json", GRID)
-    found = run("--input", str(tmp_path / "in"), "--output", str(output), "--rules", str(rules))
+    found = python.run(PREPARE, "--input", tmp_path / "in", "--output", output, "--rules", rules)
     assert found.returncode == 2, found.stderr
     assert MARK not in found.stdout + found.stderr
     assert leaks(output) == []
