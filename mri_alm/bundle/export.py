@@ -4,6 +4,7 @@ What could point to patients or to this machine stays behind: names of exams, th
 """
 
 import re
+import sys
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -74,6 +75,7 @@ no safetensors. Look at what the configs run before you run them: `python pipeli
 ## **System Configuration**
 
 A CPU is enough; a GPU is used where there is one. {parameters} parameters in all members.
+The packages' versions in `configs/metadata.json` are those of Python {python}; another Python may not have them.
 
 ## **Limitations**
 
@@ -289,5 +291,6 @@ def _card(metadata: dict[str, Any], run: TrainedRun, label: BundleLabel, *, size
         note=f" **This model was {note}.**" if (note := training_note(run.trained_on)) else "",
         needs=f"It carries the package {own}, in `mri_alm`." if carried else f"It needs {own}, installed.",
         parameters=f"{size:,}",
+        python=f"{sys.version_info.major}.{sys.version_info.minor}",
         references="\n".join(f"- {line}" for line in metadata["references"]),
     )

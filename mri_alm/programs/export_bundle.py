@@ -29,7 +29,9 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--license", type=Path, help="text file with the licence of the weights")
     found.add_argument("--data-source", default="", help="where the training exams come from; name no patient")
     found.add_argument(
-        "--carry-package", action="store_true", help="copy mri-alm into the bundle: MONAI then runs it without mri-alm"
+        "--carry-package",
+        action="store_true",
+        help="copy mri-alm into the bundle: MONAI then runs it without mri-alm, as the model zoo's checks must",
     )
     found.add_argument("--trust", action="store_true", help="the run's config is a program of your own: run it")
     return found
