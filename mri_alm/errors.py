@@ -121,6 +121,11 @@ def refuse_all(problems: Sequence[str]) -> None:
         raise InputError("\n".join([*problems[:10], *more]))
 
 
+def shortened(names: Sequence[object], most: int = 10) -> str:
+    """The first names, and dots where there are more."""
+    return ", ".join(map(str, names[:most])) + " ..." * (len(names) > most)
+
+
 def did_you_mean(name: object, options: Iterable[str]) -> str:
     """``Did you mean "x"? `` (with the blank) for the nearest option; empty where none is near."""
     near = difflib.get_close_matches(str(name), list(options), 1, 0.5)

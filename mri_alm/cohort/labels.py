@@ -15,7 +15,7 @@ from mri_alm.cohort.layouts import StudySource
 from mri_alm.cohort.manifest import ManifestRow, stratified_splits
 from mri_alm.cohort.names import by_number, kept_as_text, likely_cause, number_of, tidy, written_by_spreadsheet
 from mri_alm.cohort.rules import LabelRules
-from mri_alm.errors import InputError, refuse_all
+from mri_alm.errors import InputError, refuse_all, shortened
 from mri_alm.runtime.files import IMAGE
 from mri_alm.runtime.tables import path_in_cell, read_table
 
@@ -222,15 +222,10 @@ class _Exams:
             rows[likely_cause(entry.study or entry.patient, self.numbers[id(table)])] += entry.rows
         rows.pop("", None)
         return [
-            f"Rows {shortened_rows(numbers)}: their names {cause}. The table was probably opened in Excel: make the "
+            f"Rows {shortened(numbers)}: their names {cause}. The table was probably opened in Excel: make the "
             "column a text there and enter these names again, or export the table anew."
             for cause, numbers in rows.items()
         ]
-
-
-def shortened_rows(rows: Sequence[int]) -> str:
-    """The first ten numbers of rows."""
-    return ", ".join(map(str, rows[:10])) + (" ..." if len(rows) > 10 else "")
 
 
 def match_labels(sources: Sequence[StudySource], labels: Sequence[Label], *, seed: int = 0) -> Labelled:
@@ -319,7 +314,7 @@ def _strange(sources: Sequence[StudySource], labels: Sequence[Label], notes: Seq
         for one in sources
     ]
     sides = [list(dict.fromkeys(names)) for names in (theirs, ours)]
-    shown = [", ".join(names[:_SHOWN]) + " ..." * (len(names) > _SHOWN) for names in sides]
+    shown = [shortened(names, _SHOWN) for names in sides]
     message = (
         f"None of the {sum(len(entry.rows) for entry in labels)} rows of the labels fits one of the {len(sources)} "
         "exams. Nothing was prepared. Rows are matched by StudyInstanceUID or folder of the study in a column "

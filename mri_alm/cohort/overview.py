@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mri_alm.cohort.labels import Labelled, shortened_rows
+from mri_alm.cohort.labels import Labelled
 from mri_alm.cohort.manifest import RENAMED_COLUMNS, Cohort
 from mri_alm.cohort.prepare_cohort import (
     MANIFEST_COLUMNS,
@@ -18,7 +18,7 @@ from mri_alm.cohort.prepare_cohort import (
 )
 from mri_alm.cohort.prepare_study import StudyTask
 from mri_alm.cohort.protocol import BELOW_GATE, quality_counts
-from mri_alm.errors import InputError, StudyError
+from mri_alm.errors import InputError, StudyError, shortened
 from mri_alm.imaging.choose_series import axial_t2, diffusion_sets
 from mri_alm.imaging.series import Series
 from mri_alm.runtime.bug_reports import study_failure
@@ -100,8 +100,7 @@ def _copies(folder: Path, rows: Iterable[dict[str, str]]) -> list[str]:
 
 def _unlabelled(rows: list[dict[str, str]]) -> list[str]:
     missing = [row["study"] for row in rows if row["label"] == ""]
-    shown = f"{', '.join(missing[:SHOWN])}{' ...' if len(missing) > SHOWN else ''}"
-    return [f"no label: {len(missing)} studies ({shown})"] if missing else []
+    return [f"no label: {len(missing)} studies ({shortened(missing, SHOWN)})"] if missing else []
 
 
 def _untrainable(folder: Path) -> list[str]:
@@ -264,7 +263,7 @@ def _label_lines(labelled: Labelled, given: bool) -> list[str]:
     """What did not fit between labels and studies, by row."""
     if not given:
         return ["No labels: the cohort can be scored, not trained on."]
-    rows = f"{len(labelled.unused)} rows of the labels have no study (rows {shortened_rows(labelled.unused)})."
+    rows = f"{len(labelled.unused)} rows of the labels have no study (rows {shortened(labelled.unused)})."
     return ([rows] if labelled.unused else []) + labelled.notes
 
 

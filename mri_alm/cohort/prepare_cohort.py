@@ -16,12 +16,12 @@ from typing import Any
 
 from jinja2 import Environment
 
-from mri_alm.cohort.labels import Label, Labelled, match_labels, patient_of, read_labels, shortened_rows
+from mri_alm.cohort.labels import Label, Labelled, match_labels, patient_of, read_labels
 from mri_alm.cohort.layouts import Input, StudySource, find_sources
 from mri_alm.cohort.prepare_study import Preparation, StudyTask
 from mri_alm.cohort.protocol import quality_of
 from mri_alm.cohort.rules import CohortRules, load_cohort_rules
-from mri_alm.errors import InputError, StudyError
+from mri_alm.errors import InputError, StudyError, shortened
 from mri_alm.imaging.pictures import HIGH_B_TOP, T2_TOP, reduced
 from mri_alm.runtime.atomic import private_files, sweep
 from mri_alm.runtime.files import read_json, write_bytes, write_json
@@ -190,7 +190,7 @@ def prepare_cohort(order: Order) -> PreparedCohort:
     if order.strict and plan.has_labels:
         _refuse_labels(plan)
     if plan.labelled.unused:
-        logger.warning("Rows %s of the labels fit no study and label none.", shortened_rows(plan.labelled.unused))
+        logger.warning("Rows %s of the labels fit no study and label none.", shortened(plan.labelled.unused))
     with exclusive_lock(order.output / ".lock"):
         secret_of_cohort(order)
         done = prepare_all(plan.preparation, plan.jobs, pool=pool, strict=order.strict)
@@ -239,7 +239,7 @@ def _refuse_labels(plan: Plan) -> None:
     if unlabelled or plan.labelled.unused:
         raise InputError(
             f"--strict: {len(unlabelled)} studies have no label, and {len(plan.labelled.unused)} rows of the labels "
-            f"have no study (rows {shortened_rows(plan.labelled.unused) or 'none'}). Correct the table."
+            f"have no study (rows {shortened(plan.labelled.unused) or 'none'}). Correct the table."
         )
 
 

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mri_alm.bundle.run_folder import RunFolder, RunRecord, read_run
 from mri_alm.cohort.protocol import training_note
+from mri_alm.errors import shortened
 from mri_alm.evaluation.data import (
     HardExam,
     LabelledScores,
@@ -17,7 +18,6 @@ from mri_alm.evaluation.data import (
     read_hardest,
     read_labelled_scores,
     refuse_another_model,
-    shortened,
 )
 from mri_alm.evaluation.performance import (
     Estimate,
@@ -305,6 +305,6 @@ def _warnings(data: LabelledScores, groups: Sequence[Subgroup], run: RunRecord |
 def _unusable_pictures(pictures: Mapping[str, bytes]) -> Iterator[str]:
     if lost := [study for study, picture in pictures.items() if not picture]:
         yield (
-            f"No picture of {shortened(lost, 10)}: the file is no PNG or JPEG, is damaged, or has more than 50 "
+            f"No picture of {shortened(lost)}: the file is no PNG or JPEG, is damaged, or has more than 50 "
             "megapixels or 64 MiB. Score the exam again, or give its folder by --pictures."
         )

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +15,7 @@ from mri_alm.bundle.run_folder import model_digest
 from mri_alm.cohort.manifest import RENAMED_COLUMNS
 from mri_alm.cohort.names import by_number, likely_cause, loosely, tidy
 from mri_alm.cohort.protocol import BELOW_GATE
-from mri_alm.errors import InputError
+from mri_alm.errors import InputError, shortened
 from mri_alm.metrics.ranking import Floats
 from mri_alm.metrics.threshold import one_score_per_patient
 from mri_alm.runtime.files import Fields, read_json, sha256
@@ -247,11 +247,6 @@ def refuse_another_model(path: Path, run: Path, checkpoints: Mapping[str, str]) 
         raise InputError(f"{path} holds scores of another model. Score the calibration cohort with {run}.")
 
 
-def shortened(names: Sequence[str], most: int) -> str:
-    """The first names, and dots where there are more."""
-    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
-
-
 def _by_study(
     path: Path, required: Collection[str], spelling: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, _Row]:
@@ -373,4 +368,4 @@ def _below_gate(rows: list[_Row]) -> NDArray[np.bool_]:
 
 
 def _named(studies: list[str]) -> str:
-    return f"{len(studies)} {'study' if len(studies) == 1 else 'studies'} ({shortened(studies, _SHOWN)})"
+    return f"{len(studies)} {'study' if len(studies) == 1 else 'studies'} ({shortened(studies)})"

@@ -9,8 +9,9 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
+from mri_alm.errors import shortened
 from mri_alm.evaluation.analysis import Evaluation, ThresholdChoice, TradeOff
-from mri_alm.evaluation.data import LabelledScores, shortened
+from mri_alm.evaluation.data import LabelledScores
 from mri_alm.evaluation.figures import (
     Plot,
     calibration_figure,
