@@ -172,11 +172,11 @@ class Fields:
             raise self.refused(name, f"a whole number from 0 {'on' if math.isinf(most) else f'to {most}'}")
         return value
 
-    def text(self, name: str, longest: int = 300) -> str:
-        """A text of 1 to ``longest`` printable characters."""
+    def text(self, name: str) -> str:
+        """A text of 1 to 300 printable characters."""
         value = self.content.get(name)
-        if not isinstance(value, str) or not 0 < len(value) <= longest or not value.isprintable():
-            raise self.refused(name, f"a text of 1 to {longest} printable characters")
+        if not isinstance(value, str) or not 0 < len(value) <= 300 or not value.isprintable():
+            raise self.refused(name, "a text of 1 to 300 printable characters")
         return value
 
     def items(self, name: str) -> "Fields":

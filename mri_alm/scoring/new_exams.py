@@ -312,13 +312,19 @@ def _explanations(
 
 
 def _say(scored: Sequence[Mapping[str, Any]], studies: NewStudies, run: TrainedRun, point: OperatingPoint) -> None:
-    """The closing lines on the terminal."""
+    """The closing lines on the terminal: results, what the model is, and exams it should not be trusted with."""
     decided = f"DCE needed in {sum(row['dce_needed'] for row in scored)}" if point.n_positive else "no decision"
     logger.info("%d exams scored, %s, %d not scored.", len(scored), decided, len(studies.errors))
     logger.info("%s", point.in_words())
     for name, error in studies.errors.items():
         logger.warning("Not scored: study %s: %s", name, error)
-    _warn(scored, run.trained_on)
+    for notice in _model_notices(run.trained_on):
+        logger.warning("%s", notice)
+    logger.info("Quality by headers and geometry: %s.", quality_counts(row["quality"] for row in scored) or "no exam")
+    if apart := sum(UNLIKE in row["warnings"] for row in scored):
+        logger.warning(
+            "%d of %d exams are unlike those that the model was trained on; see warnings.", apart, len(scored)
+        )
 
 
 def _title(row: Mapping[str, Any]) -> str:
@@ -327,17 +333,6 @@ def _title(row: Mapping[str, Any]) -> str:
     lines = [f"{row['study']}   score {row['score']:.3f}   {decision}   research only"]
     lines += ["quality below gate: DCE needed whatever the score"] if row["quality"].startswith(BELOW_GATE) else []
     return "\n".join([*lines, *([f"model {row['model_note']}"] if row["model_note"] else [])])
-
-
-def _warn(scored: Sequence[Mapping[str, Any]], trained_on: Mapping[str, Any] | None) -> None:
-    """Say on the terminal what the model is, and how many exams it should not be trusted with."""
-    for notice in _model_notices(trained_on):
-        logger.warning("%s", notice)
-    logger.info("Quality by headers and geometry: %s.", quality_counts(row["quality"] for row in scored) or "no exam")
-    if apart := sum(UNLIKE in row["warnings"] for row in scored):
-        logger.warning(
-            "%d of %d exams are unlike those that the model was trained on; see warnings.", apart, len(scored)
-        )
 
 
 def _model_notices(trained_on: Mapping[str, Any] | None) -> list[str]:
