@@ -102,7 +102,7 @@ def test_killed_anywhere_in_the_ensemble_the_results_are_the_same(
 ) -> None:
     for name in (*RESULTS, "report.html"):
         (run / name).unlink()
-    found = killed("ensemble", tmp_path, 29, manifest, run)
+    found = killed("ensemble", tmp_path, 41, manifest, run)
     assert found["wrong"] == []
     assert found["kills"] >= 2
     assert {*RESULTS} <= {*found["files"]}
