@@ -43,6 +43,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "spatial": REFERENCE | {"fusion": "spatial"},
     "last": REFERENCE | {"checkpoint_rule": "last"},
     "ema, last": REFERENCE | {"checkpoint_rule": "last", "ema": 0.99},
+    "two positives, last": REFERENCE | {"positives_per_batch": 2, "checkpoint_rule": "last"},
+    "two positives, last, other seed": REFERENCE | {"positives_per_batch": 2, "checkpoint_rule": "last", "seed": 1},
     "two positives, spatial": BOTH,
     "together": TOGETHER,
     "together, other seed": TOGETHER | {"seed": 1},

@@ -342,7 +342,7 @@ def build_diffusion(group: DiffusionSet, *, beside: Sequence[Series] = ()) -> Di
     dwi = {}
     for b, found in sorted(acquired.items()):
         try:
-            dwi[b] = _volume(found, b)
+            dwi[b] = _volume(found, b, warnings)
         except StudyError as error:
             if error.code not in NOT_WHOLE or b == high or not group.adc:
                 raise
@@ -376,8 +376,8 @@ class _Source:
     frames: list[Frame]
 
 
-def _volume(found: _Source, b: float) -> sitk.Image:
-    return build_mean(found.frames, f"{' and '.join(map(series_name, found.series))} at b = {b:g}")
+def _volume(found: _Source, b: float, warnings: list[str]) -> sitk.Image:
+    return build_mean(found.frames, f"{' and '.join(map(series_name, found.series))} at b = {b:g}", warnings)
 
 
 def _blanked(found: _Source, b: float) -> sitk.Image:
@@ -414,10 +414,13 @@ def _one_of(several: list[_Source], b: float, warnings: list[str]) -> _Source:
         a, z = one.series[0], last.series[0]
         if a.secondary == z.secondary:
             try:
-                pair = common_slices({series_name(a): _volume(one, b), series_name(z) + " ": _volume(last, b)})[0]
+                # What each says of itself is said where it is used; refused with its reason if it is used.
+                pair = common_slices({series_name(a): _volume(one, b, []), series_name(z) + " ": _volume(last, b, [])})[
+                    0
+                ]
             except StudyError:
-                continue  # refused with its reason if it is used
-            check_repeats(list(pair.values()), f"b = {b:g} in {series_name(a)} and {series_name(z)}")
+                continue
+            check_repeats(list(pair.values()), f"b = {b:g} in {series_name(a)} and {series_name(z)}", warnings)
         why = "the original" if a.secondary != z.secondary else "the later one"
         warnings.append(f"b = {b:g} is in {series_name(a)} and {series_name(z)}: took {why}.")
     return last

@@ -125,10 +125,14 @@ def read_study(files: StudyFiles, series: list[Series] | None = None) -> Exam:
     return Exam(t2, built.adc, built.hbv, built.dwi, warnings + built.warnings, info, used)
 
 
-def read_series(folder: Path) -> dict[float | None, sitk.Image]:
+def read_series(folder: Path, warnings: list[str] | None = None) -> dict[float | None, sitk.Image]:
     """Volumes of a folder that holds one series: ``{None: image}`` for T2 or an ADC map, b -> image for diffusion.
 
     Values are as stored, rescaled: bring an ADC map to 1e-6 mm2/s with :func:`mri_alm.imaging.diffusion.adc_unit`.
+
+    Args:
+        folder: Of one series, whatever its files are called.
+        warnings: Gets the sentences that a person should read.
 
     Raises:
         StudyError: If the folder holds no image or several series, or the series cannot be used; see
@@ -152,7 +156,8 @@ def read_series(folder: Path) -> dict[float | None, sitk.Image]:
         return {None: build_volume(one.frames, series_name(one))}
     if not one.b_values:
         raise StudyError("b_unknown", f"No b-value in the headers of {series_name(one)}.")
-    return {b: build_mean(one.at_b(b), f"{series_name(one)} at b = {b:g}") for b in one.b_values}
+    said = [] if warnings is None else warnings
+    return {b: build_mean(one.at_b(b), f"{series_name(one)} at b = {b:g}", said) for b in one.b_values}
 
 
 def _refuse_empty(files: StudyFiles) -> None:
@@ -294,7 +299,7 @@ def crop_centre(item: Mapping[Any, Any]) -> tuple[float, float, float] | None:
     gland = Path(item["gland"])
     if "dicom" in item and not gland.is_dir():
         _check_places({"gland": image_header(gland, "gland")}, item, [])
-    return mask_centre(_read_volume(gland, "gland"))
+    return mask_centre(_read_volume(gland, "gland", []))
 
 
 def _only_study(folder: Path) -> StudyFiles:
@@ -317,7 +322,7 @@ def _from_files(item: Mapping[Any, Any]) -> tuple[Images, Facts]:
         report["vendor"] = "mri-alm"
     images: Images = {}
     for name in (name for name in PREPARED_IMAGES if name in paths):
-        image = _read_volume(paths[name], name)
+        image = _read_volume(paths[name], name, report["warnings"])
         images[name] = image if name in MASKS else _numbers_only(image, name, images, report["warnings"])
     series = _read_dwi(paths["dwi"], images, report["warnings"]) if "dwi" in paths else {}
     if series:
@@ -438,10 +443,10 @@ def _check_adc(adc: sitk.Image, series: dict[float, sitk.Image], report: Facts) 
     check_adc(adc, "The ADC map", report["warnings"])
 
 
-def _read_volume(path: Path, name: str) -> sitk.Image:
+def _read_volume(path: Path, name: str, warnings: list[str]) -> sitk.Image:
     """One 3D volume from a file or from a folder of one DICOM series, float32."""
     if path.is_dir():
-        volumes = read_series(path)
+        volumes = read_series(path, warnings)
         if len(volumes) != 1:
             raise StudyError("several_b", f"Column {name}: the series holds {len(volumes)} b-values; use column dwi.")
         return next(iter(volumes.values()))
@@ -454,7 +459,7 @@ def _read_volume(path: Path, name: str) -> sitk.Image:
 def _read_dwi(path: Path, images: Images, warnings: list[str]) -> dict[float, sitk.Image]:
     """Image of each b-value, from a folder of one DICOM series or from a 4D NIfTI with a .bval file beside it."""
     if path.is_dir():
-        series = {b: image for b, image in read_series(path).items() if b is not None}
+        series = {b: image for b, image in read_series(path, warnings).items() if b is not None}
         if not series:
             raise StudyError(
                 "b_unknown", "Column dwi: the series has no b-values. Give an ADC map and a high-b image instead."
@@ -472,4 +477,4 @@ def _read_dwi(path: Path, images: Images, warnings: list[str]) -> dict[float, si
     frames: dict[float, list[sitk.Image]] = {}
     for number, b in enumerate(values):
         frames.setdefault(nominal[b], []).append(image[:, :, :, number])
-    return {b: geometric_mean(same, f"Column dwi at b = {b:g}") for b, same in frames.items()}
+    return {b: geometric_mean(same, f"Column dwi at b = {b:g}", warnings) for b, same in frames.items()}

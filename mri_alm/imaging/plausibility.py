@@ -333,6 +333,6 @@ def _computable(b: float, neighbours: list[Series]) -> bool:
 def _build(one: Series, b: float | None) -> sitk.Image | None:
     """A volume, or None for one that cannot be built: it is refused later, with its reason, if it is to be used."""
     try:
-        return build_mean(one.frames if b is None else one.at_b(b), "")
+        return build_mean(one.frames if b is None else one.at_b(b), "", [])
     except StudyError:
         return None

@@ -27,7 +27,10 @@ SAME_PLACE_MM = 0.01
 SCALE_JUMP = 1.7  # of a slice's median over its neighbours'; 1.15 at most on the exams
 # Repeats and directions of one b: diffusivities 0.3e-3 mm2/s apart differ by 1.6 at b = 1,500.
 REPEATS_RATIO = 2.0
-REPEATS_LIKE = 0.5
+# Rank correlation of tissue. On the real exams: repeats as noisy as one of 20 averages have 0.78 or more, a mirrored
+# image 0.23 to 0.73, another patient's 0.45 at most (docs/ingest.md).
+REPEATS_LIKE = 0.5  # refused below
+REPEATS_SURE = 0.75  # said below
 SPACING_MM = 0.01, 100.0  # anything else is no MR image
 # Of all images that are read for one exam: 256 MiB as float32, nine times the largest prostate exam at hand. A header
 # may claim anything, and compressed images of one value take next to no room in a file.
@@ -91,7 +94,7 @@ def build_volume(frames: list[Frame], name: str, *, blanked: bool = False) -> si
     return image
 
 
-def build_mean(frames: list[Frame], name: str) -> sitk.Image:
+def build_mean(frames: list[Frame], name: str, warnings: list[str]) -> sitk.Image:
     """One volume of one b-value, repeats and directions averaged: the trace-weighted image scanners compute themselves.
 
     Repeats are averaged within their direction first, so that each direction counts alike. Where the series holds a
@@ -100,6 +103,7 @@ def build_mean(frames: list[Frame], name: str) -> sitk.Image:
     Args:
         frames: All frames of one b-value, in any order.
         name: As for :func:`build_volume`.
+        warnings: Gets a sentence where repeats or directions resemble one another little.
 
     Raises:
         StudyError: As :func:`build_volume`; ``duplicate_slices`` where some positions have more images than others, or
@@ -109,12 +113,13 @@ def build_mean(frames: list[Frame], name: str) -> sitk.Image:
     for frame in frames:
         directions.setdefault(frame.direction, []).append(frame)
     if None in directions or len(directions) == 1:
-        return _mean_of_repeats(directions.get(None, frames), name)
+        return _mean_of_repeats(directions.get(None, frames), name, warnings)
     each = enumerate(directions.values(), 1)
-    return geometric_mean([_mean_of_repeats(same, f"{name}, direction {number}") for number, same in each], name)
+    means = [_mean_of_repeats(same, f"{name}, direction {number}", warnings) for number, same in each]
+    return geometric_mean(means, name, warnings)
 
 
-def geometric_mean(volumes: Sequence[sitk.Image], name: str) -> sitk.Image:
+def geometric_mean(volumes: Sequence[sitk.Image], name: str, warnings: list[str]) -> sitk.Image:
     """Mean of several volumes of one b-value, float32.
 
     A monoexponential decay along each direction stays one, with the mean diffusivity as its ADC; an arithmetic mean is
@@ -123,6 +128,7 @@ def geometric_mean(volumes: Sequence[sitk.Image], name: str) -> sitk.Image:
     Args:
         volumes: Directions or repeats; a single one is returned as it is.
         name: As for :func:`build_volume`.
+        warnings: As for :func:`build_mean`.
 
     Raises:
         StudyError: ``geometry`` when they do not lie on one grid; ``volumes_differ`` as of
@@ -133,33 +139,27 @@ def geometric_mean(volumes: Sequence[sitk.Image], name: str) -> sitk.Image:
         return first
     if any(one.GetSize() != first.GetSize() or not np.allclose(one.GetOrigin(), first.GetOrigin()) for one in volumes):
         raise StudyError("geometry", f"{name}: its {len(volumes)} directions or repeats do not cover the same slices.")
-    check_repeats(volumes, name)
+    check_repeats(volumes, name, warnings)
     logs = [np.log(np.maximum(sitk.GetArrayViewFromImage(one), 1e-6)) for one in volumes]
     mean = sitk.GetImageFromArray(np.exp(np.mean(logs, axis=0)))
     mean.CopyInformation(first)
     return mean
 
 
-def check_repeats(volumes: Sequence[sitk.Image], name: str) -> None:
+def check_repeats(volumes: Sequence[sitk.Image], name: str, warnings: list[str]) -> None:
     """Refuse volumes that are to be averaged as one b-value and differ as no repeats or directions of tissue do.
 
     Args:
         volumes: Two or more on one grid.
         name: What the message calls them.
+        warnings: Gets a sentence where they differ more than repeats of the exams at hand, and less than what is
+            refused.
 
     Raises:
         StudyError: ``volumes_differ``.
     """
-    fields = np.stack([uniform_filter(central_field(one), (1, 3, 3)) for one in volumes])  # noise is not compared
-    middle = np.median(fields, axis=0)
-    tissue = middle > TISSUE * np.percentile(middle, 99)
-    if tissue.sum() < MIN_TISSUE:
-        return
-    for number, field in enumerate(fields, 1):
-        others = np.median(np.delete(fields, number - 1, axis=0), axis=0)[tissue]
-        own = field[tissue]
-        ratio = (np.median(own) + 1e-6) / (np.median(others) + 1e-6)
-        alike = rank_correlation(own, others)
+    compared = likeness(volumes)
+    for number, (ratio, alike) in enumerate(compared, 1):
         if not 1 / REPEATS_RATIO < ratio < REPEATS_RATIO or not alike > REPEATS_LIKE:
             raise StudyError(
                 "volumes_differ",
@@ -167,6 +167,30 @@ def check_repeats(volumes: Sequence[sitk.Image], name: str) -> None:
                 f"{ratio:.2g} times theirs, rank correlation {alike:.2f}). One of them is another kind of image, such "
                 "as an ADC map, or has a wrong b-value. Export them apart, or name the right series in the rules.",
             )
+    if (least := min((alike for _, alike in compared), default=1.0)) < REPEATS_SURE:
+        warnings.append(
+            f"{name}: its {len(volumes)} repeats or directions resemble one another little (rank correlation "
+            f"{least:.2f}; {REPEATS_SURE:g} or more is usual). Look whether all show the same patient, upright."
+        )
+
+
+def likeness(volumes: Sequence[sitk.Image]) -> list[tuple[float, float]]:
+    """How each of two or more volumes on one grid compares with the others' median, smoothed, where there is tissue.
+
+    Returns:
+        For each volume the ratio of the medians and the rank correlation; nothing where too little is tissue.
+    """
+    fields = np.stack([uniform_filter(central_field(one), (1, 3, 3)) for one in volumes])  # noise is not compared
+    middle = np.median(fields, axis=0)
+    tissue = middle > TISSUE * np.percentile(middle, 99)
+    if tissue.sum() < MIN_TISSUE:
+        return []
+    rest = [np.median(np.delete(fields, number, axis=0), axis=0)[tissue] for number in range(len(fields))]
+    pairs = [(field[tissue], others) for field, others in zip(fields, rest, strict=True)]
+    return [
+        (float((np.median(own) + 1e-6) / (np.median(others) + 1e-6)), rank_correlation(own, others))
+        for own, others in pairs
+    ]
 
 
 def common_slices(images: Mapping[str, sitk.Image]) -> tuple[dict[str, sitk.Image], str]:
@@ -205,8 +229,8 @@ def common_slices(images: Mapping[str, sitk.Image]) -> tuple[dict[str, sitk.Imag
     return cut, f"Slices differ ({counts}): only the {end - begin} that all have are used."
 
 
-def _mean_of_repeats(frames: list[Frame], name: str) -> sitk.Image:
-    return geometric_mean([build_volume(repeat, name) for repeat in _repeats(frames)], name)
+def _mean_of_repeats(frames: list[Frame], name: str, warnings: list[str]) -> sitk.Image:
+    return geometric_mean([build_volume(repeat, name) for repeat in _repeats(frames)], name, warnings)
 
 
 def _repeats(frames: list[Frame]) -> list[list[Frame]]:

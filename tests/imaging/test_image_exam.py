@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import SimpleITK as sitk  # noqa: N813
 from exams import SHAPE, prepare, tissue, write_text
+from scipy.ndimage import uniform_filter
+from scipy.stats import spearmanr
 
 from mri_alm.cohort.layouts import find_sources
 from mri_alm.cohort.rules import CohortRules
@@ -242,6 +244,21 @@ def test_noisy_repeats_and_directions_are_averaged(tmp_path):
         volumes.append(np.abs(clean + NOISE.normal(scale=float(np.median(clean)) / 3, size=SHAPE)).astype(np.float32))
     _, facts = load_images(diffusion(tmp_path, volumes, "0" + " 1500" * 6))
     assert facts["b_values"] == [0.0, 1500.0]
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.0, False), (0.35, False), (0.45, True), (0.5, True)])
+def test_a_repeat_that_resembles_the_other_little_is_named(tmp_path, share, said):
+    """Mirrored tissue, mixed in, up to what is refused; real images mirrored as a whole lie between."""
+    once = signal(1500)
+    again = (1 - share) * once + share * once[..., ::-1]
+    _, facts = load_images(diffusion(tmp_path, [signal(0), once, again], "0 1500 1500"))
+    smooth = [uniform_filter(one[:, 5:15, 5:15].astype(float), (0, 3, 3)) for one in (once, again)]
+    alike = spearmanr(smooth[0], smooth[1], axis=None).statistic
+    assert (0.5 < alike < 0.75) == said
+    assert facts["warnings"] == said * [
+        "Column dwi at b = 1500: its 2 repeats or directions resemble one another little (rank correlation "
+        f"{alike:.2f}; 0.75 or more is usual). Look whether all show the same patient, upright."
+    ]
 
 
 def test_a_map_that_contradicts_its_diffusion_is_refused(tmp_path):

@@ -376,6 +376,25 @@ def test_volumes_of_one_b_that_are_no_repeats_are_refused(tmp_path):
     assert "b = 800 in series 6 and series 9" in message
 
 
+def test_repeats_of_one_b_that_resemble_one_another_little_are_named(tmp_path):
+    """One is upside down: too like to be refused, less like than repeats of one exam are."""
+    exam = read(tmp_path / "turned", T2, LOW, HIGH, dwi(9, 800, HIGH.pixels[:, ::-1], "ep2d_diff"))
+    (warning,) = [one for one in exam.warnings if "resemble one another little" in one]
+    assert warning.startswith("b = 800 in series 6 and series 9: its 2 repeats or directions")
+    exam = read(tmp_path / "sound", T2, LOW, HIGH, dwi(9, 800, HIGH.pixels, "ep2d_diff"))
+    assert not any("resemble" in one for one in exam.warnings)
+
+
+def test_repeats_in_one_series_that_resemble_one_another_little_are_named(tmp_path):
+    def again(ds, index):
+        ds.SOPInstanceUID = ds.file_meta.MediaStorageSOPInstanceUID = f"1.2.7.99.{index + 1}"
+
+    write(tmp_path / "first", T2, LOW, HIGH)
+    write(tmp_path / "second", HIGH.but(pixels=HIGH.pixels[:, ::-1], edit=again))
+    (warning,) = [one for one in read(tmp_path).warnings if "resemble" in one]
+    assert warning.startswith("series 6 at b = 800: its 2 repeats or directions resemble one another little")
+
+
 @pytest.mark.parametrize("number", [5, 7], ids=["before", "after"])
 def test_b_zero_in_a_series_of_its_own_counts(tmp_path, number):
     exam = read(tmp_path, T2, dwi(number, 0), dwi(6, 1000))
