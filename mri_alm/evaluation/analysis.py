@@ -95,6 +95,8 @@ class Evaluation:
         groups: Subgroups.
         readers: The models beside a reader, if one was named.
         trade_offs: Of the first model; the one to be trusted most comes first.
+        trained_on: Model to training exams and how many of them need contrast, where the scores lie in the folder of
+            their run.
         run: The training run, if given.
         hardest: Its training exams whose constraint was hardest, at most ten; empty where nothing says it.
         draws: Bootstrap resamples.
@@ -109,6 +111,7 @@ class Evaluation:
     groups: list[Subgroup]
     readers: list[ReaderComparison]
     trade_offs: list[TradeOff]
+    trained_on: dict[str, tuple[int, int]]
     run: RunRecord | None
     hardest: tuple[HardExam, ...]
     draws: int
@@ -168,6 +171,7 @@ def evaluate(
         groups=groups,
         readers=readers,
         trade_offs=list(_trade_offs(data, record, rows, draws=draws, seed=seed)),
+        trained_on=_trained_on(scores),
         run=record,
         hardest=hardest,
         draws=draws,
@@ -175,6 +179,14 @@ def evaluate(
         pictures=shown,
         warnings=(*_warnings(data, groups, record), *reader_warnings(data, readers), *_unusable_pictures(shown)),
     )
+
+
+def _trained_on(scores: Mapping[str, Path]) -> dict[str, tuple[int, int]]:
+    runs = {name: RunFolder(file.parent) for name, file in scores.items()}
+    labels = {
+        name: [int(row["label"]) for row in run.trained_exams()] for name, run in runs.items() if run.splits.is_file()
+    }
+    return {name: (len(of_run), sum(of_run)) for name, of_run in labels.items()}
 
 
 def _calibration_rows(

@@ -191,6 +191,33 @@ def forest_figure(groups: Sequence[Subgroup], whole: Mapping[str, Performance], 
     return _finished(figure, "%", "")
 
 
+def learning_figure(trained_on: Mapping[str, tuple[int, int]], performances: Mapping[str, Performance]) -> Plot:
+    """AUC with its 95 % interval by the number of training exams, a point for each model.
+
+    Args:
+        trained_on: Model to training exams and how many of them need contrast.
+        performances: Of the same models.
+    """
+    names = sorted(trained_on, key=trained_on.__getitem__)
+    aucs = [performances[name].figures["auc"] for name in names]
+    figure = go.Figure()
+    figure.add_scatter(
+        x=[trained_on[name][0] for name in names], y=[100 * auc.value for auc in aucs], mode="lines+markers",
+        line=_line(0, 2), marker={"size": 9}, showlegend=False,
+        error_y={
+            "array": [100 * (auc.high - auc.value) for auc in aucs],
+            "arrayminus": [100 * (auc.value - auc.low) for auc in aucs],
+            "thickness": 1.5, "width": 3, "color": _COLOURS[0],
+        },
+        text=[f"{html.escape(name)}: {trained_on[name][1]} of {trained_on[name][0]} need contrast" for name in names],
+        hovertemplate="%{text}, AUC %{y:.1f} %<extra></extra>",
+    )  # fmt: skip
+    exams = dict(trained_on.values())
+    figure.update_xaxes(tickvals=list(exams), ticktext=[f"{n} ({positives})" for n, positives in exams.items()])
+    figure.update_xaxes(range=[0, 1.08 * max(exams)])
+    return _finished(figure, "Training exams (of them need contrast)", "AUC, %")
+
+
 def training_figures(history: Mapping[str, Sequence[Mapping[str, float]]], kept: Mapping[str, int]) -> dict[str, Plot]:
     """A figure per diagnostic that the run recorded, a line per split, a dot at the epoch that was kept."""
     figures = {}

@@ -17,6 +17,7 @@ from mri_alm.evaluation.figures import (
     calibration_figure,
     decision_figure,
     forest_figure,
+    learning_figure,
     roc_figure,
     score_figure,
     training_figures,
@@ -156,6 +157,8 @@ def _figures(evaluation: Evaluation) -> dict[str, Plot]:
     if probabilities := [model for model in data.models if "brier" in performances[model.name].figures]:
         figures["calibration"] = calibration_figure(data.label, probabilities)
         figures["decision"] = decision_figure(data.label, probabilities)
+    if len(set(evaluation.trained_on.values())) > 1 and len(evaluation.trained_on) == len(data.models):
+        figures["learning"] = learning_figure(evaluation.trained_on, performances)
     if evaluation.groups:
         figures["forest-auc"] = forest_figure(evaluation.groups, performances, "auc")
         if any("spared" in performance.figures for performance in performances.values()):

@@ -72,6 +72,7 @@ def to_json(evaluation: Evaluation) -> dict[str, Any]:
         "models": {
             model.name: _performance_fields(evaluation.performances[model.name])
             | {"threshold": None if model.threshold is None else null_unless_finite(model.threshold)}
+            | {"training_exams": evaluation.trained_on.get(model.name)}
             for model in data.models
         },
         "comparisons": [asdict(pair) for pair in evaluation.comparisons],

@@ -214,6 +214,32 @@ def test_every_group_and_the_whole_stand_in_the_forest(evaluation: Evaluation) -
             assert round(trace["y"][i]) == i
 
 
+def test_several_runs_have_a_learning_curve(trained: Path, manifest: Path, tmp_path: Path) -> None:
+    """A curve where the models' folders say how many exams they were trained on, and these differ."""
+    rows, scores = read_rows(trained / "splits.csv"), read_rows(trained / "scores.csv")
+    files = {}
+    for name, share in ((IMAGE, 0.5), ("all", 1)):
+        folder = tmp_path / str(share)
+        write_rows(folder / "splits.csv", rows[: round(share * len(rows))])
+        files[name] = write_rows(folder / "scores.csv", scores)
+    evaluation = evaluate(files, manifest, draws=100)
+    positives = [sum(row["label"] == "1" for row in rows[:end]) for end in (len(rows) // 2, len(rows))]
+    assert evaluation.trained_on == {IMAGE: (len(rows) // 2, positives[0]), "all": (len(rows), positives[1])}
+    write_evaluation(tmp_path / "out", evaluation)
+    source = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    (line,) = json.loads(re.search(r'id="report-data">(.*?)</script>', source)[1])["figures"]["learning"]["data"]
+    auc = 100 * evaluation.performances["all"].figures["auc"].value
+    assert (line["x"], line["y"]) == ([len(rows) // 2, len(rows)], [auc, auc])
+    assert "<img" not in line["text"][0]
+    assert line["text"][1] == f"all: {positives[1]} of {len(rows)} need contrast"
+    assert 'id="learning"' in source
+    found = json.loads((tmp_path / "out" / "evaluation.json").read_text(encoding="utf-8"))["models"]
+    assert found["all"]["training_exams"] == [len(rows), positives[1]]
+    for one in (evaluate({"all": files["all"]}, manifest, draws=100), replace(evaluation, trained_on={})):
+        write_evaluation(tmp_path / "none", one)
+        assert 'id="learning"' not in (tmp_path / "none" / "report.html").read_text(encoding="utf-8")
+
+
 def test_the_main_job_writes_its_report(trained: Path) -> None:
     source = (trained / "report.html").read_text("utf-8")
     studies = [row["study"] for row in read_rows(trained / "scores.csv")]
