@@ -220,6 +220,11 @@ def _lost(item: Any, pool: Pool) -> TaskResult:
 
 def _in_threads(task: _Task, items: list[Any], pool: Pool) -> Iterator[TaskResult]:
     """Not joblib's threads: given up early, they would go on behind the caller, who has left its locks."""
+    import SimpleITK as sitk  # noqa: N813
+
+    # ITK enters its file formats into a list of its own at the first image that is read or written. A thread that goes
+    # through the list meanwhile crashes the process: of fresh starts of two threads one in a hundred (decision 62).
+    sitk.ImageFileReader().GetRegisteredImageIOs()
     with ThreadPoolExecutor(pool.workers) as threads:
         try:
             for call in as_completed([threads.submit(task, item) for item in items]):
