@@ -71,9 +71,8 @@ def train(images: ImageSet, work: Path, **settings: Any) -> tuple[NDArray[np.flo
     return end.parts["objective"].multipliers.cpu().numpy(), losses
 
 
-def precisions(images: ImageSet, wrong: NDArray[np.bool_], work: Path, seed: int, epochs: int) -> dict[str, Any]:
+def precisions(images: ImageSet, wrong: NDArray[np.bool_], work: Path, **common: Any) -> dict[str, Any]:
     """Of each list, with the number of labelled positives and of wrong ones among them."""
-    common = {"seed": seed, "max_epochs": epochs}
     multipliers, constrained = train(images, work / "alm", mu0="auto", **common)
     _, plain = train(images, work / "bce", mu0=0, **common)
     rows = images.rows("training", 0)
@@ -95,15 +94,19 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--epochs", type=int, default=25)
     parser.add_argument("--limit", type=int, help="training images, for a trial")
+    parser.add_argument("--narrow", action="store_true", help="8, 16 and 32 channels, in a third of the time")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--work", type=Path, default=Path("runs/hardest"))
     arguments = parser.parse_args()
     whole, kept = shape_set(arguments.data, "vessel", splits=1), []
     for seed in range(arguments.seeds):
-        path = arguments.results / f"epochs_{arguments.epochs}_limit_{arguments.limit}_seed_{seed}.json"
+        size = f"epochs_{arguments.epochs}_limit_{arguments.limit}{'_narrow' * arguments.narrow}"
+        path = arguments.results / f"{size}_seed_{seed}.json"
         if not path.exists():
             images, wrong = turned(whole, seed, arguments.limit)
-            write_json(path, precisions(images, wrong, arguments.work / f"seed_{seed}", seed, arguments.epochs))
+            settings: dict[str, Any] = {"seed": seed, "max_epochs": arguments.epochs}
+            settings |= {"features": [8, 16, 32]} if arguments.narrow else {}
+            write_json(path, precisions(images, wrong, arguments.work / f"seed_{seed}", **settings))
         kept.append(read_json(path))
         print(f"seed {seed}: {kept[-1]}", flush=True)
     base = np.mean([one["wrong"] / one["positives"] for one in kept])
