@@ -5,8 +5,8 @@ python benchmarks/recipe.py --cohort data/phantom360/manifest.csv   # the same a
 
 Each variant changes the reference in the settings named, with the same splits and seeds. The test scores of every
 member are kept (benchmarks/results/recipe/); figures are computed from them again at every start. Where a variant
-keeps the best epoch, the weights of its last one are scored too: "VARIANT, last". No setting, epoch or weight is
-chosen on test exams.
+keeps the best epoch, the weights of its last one are scored too: "VARIANT, last". "..., mirrored": the mean logit of
+each exam and its mirror image, left to right. No setting, epoch or weight is chosen on test exams.
 """
 
 import argparse
@@ -80,12 +80,15 @@ def train(name: str, arguments: argparse.Namespace) -> None:
         logits: list[torch.Tensor] = []
         with torch.inference_mode():
             for batch in batches:
-                logits.append(ensemble(batch["image"]).double())
+                two = [ensemble(image).double() for image in (batch["image"], batch["image"].flip(2))]
+                logits.append(torch.stack(two))
                 names += batch["study"]
-        kept = {"settings": VARIANTS[name], "date": f"{date.today()}", "at_threshold": at_threshold}
-        kept |= {"label": [truth[study] for study in names]}
-        kept["logit"] = [[brief(value) for value in member] for member in torch.cat(logits).T.tolist()]
-        write_json(kept_at(variant), kept)
+        straight, mirrored = torch.cat(logits, 1)
+        kept = {"settings": VARIANTS[name], "date": f"{date.today()}", "label": [truth[study] for study in names]}
+        both = (variant, straight, at_threshold), (f"{variant}, mirrored", (straight + mirrored) / 2, None)
+        for scored, values, own in both:
+            members = [[brief(value) for value in member] for member in values.T.tolist()]
+            write_json(kept_at(scored), kept | {"at_threshold": own, "logit": members})
 
 
 def last_epochs(trained: TrainedRun) -> Ensemble:
@@ -122,7 +125,7 @@ def main() -> None:
     for name in [] if arguments.show else arguments.variants:
         if not kept_at(name).exists() or len(read_json(kept_at(name))["logit"]) < arguments.splits:
             train(name, arguments)
-    every = [variant for name in VARIANTS for variant in (name, f"{name}, last")]
+    every = [f"{name}{more}" for name in VARIANTS for more in ("", ", mirrored", ", last", ", last, mirrored")]
     records = {name: read_json(kept_at(name)) for name in every if kept_at(name).exists()}
     columns = ["variant", "members", "ensemble AUC", "member AUC", "gain of a member", "FPR at 0 FN", "1", "2", "5"]
     columns += ["missed, spared at its own threshold"]
