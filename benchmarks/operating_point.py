@@ -42,7 +42,7 @@ ALPHA, EPS = 0.1, 0.1
 COHORTS = {"train": (20, 52), "calibration": (40, 10), "new": (100, 30)}  # positives, negatives
 SETTINGS: dict[str, Any] = {
     "spacing": [4.5, 4.5, 4.5], "size": [20, 20, 16], "register": False, "splits": 3, "max_epochs": 8, "max_fn": 2,
-    "threads": 1,
+    "threads": 1, "preset": "default",
 }  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from mri_alm.runtime.tables import read_table
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "recipe"
-REFERENCE: dict[str, Any] = {"mu0": 0, "max_epochs": 30}
+REFERENCE: dict[str, Any] = {"mu0": 0, "max_epochs": 30, "preset": "default"}
 BOTH = REFERENCE | {"positives_per_batch": 2, "fusion": "spatial"}
 TOGETHER = BOTH | {
     "optimiser": "adamw",

@@ -40,7 +40,7 @@ place of the default, which fits the phantom. Every setting has an anchor: [`set
 | `--preset official_2022` | the choices of the authors' code in place of the paper's ([table](method.md#paper-the-authors-code-and-this-projects-default)); each can be set alone |
 | `--profile clinical` | a finer grid and a larger network at once ([what it costs](performance.md)); each value can be set alone |
 | `--optimiser adamw --schedule cosine --warmup 2` | AdamW, with a learning rate that rises for two epochs and falls along half a cosine |
-| `--patience 10` | stop a split when its validation AUC has not risen for ten epochs |
+| `--checkpoint_rule best --patience 10` | keep the epoch of the highest validation AUC, and stop when that has not risen for ten epochs |
 | `--run_dir runs/x` | another run; a folder is never mixed with other settings |
 """
 

@@ -145,7 +145,7 @@ class Preset:
     mu_stop_at_one: bool = False
     log_offset: float = 0.0
     normalise_weights: bool = True
-    checkpoint_rule: Literal["best", "official"] = "best"
+    checkpoint_rule: Literal["best", "official", "last"] = "best"
     fpr_rule: Literal["lowest", "interpolate", "official"] = "lowest"
     split_rule: Literal["disjoint", "overlapping"] = "disjoint"
 
@@ -170,6 +170,7 @@ _OFFICIAL = {
 
 PRESETS = {
     "default": Preset(mu_cap=8.0, mu_start_epoch=2),  # the paper's, with a mu that cannot swamp the base loss
+    "last_epoch": Preset(mu_cap=8.0, mu_start_epoch=2, checkpoint_rule="last"),  # the same; why: docs/recipe.md
     "paper": Preset(),
     "official_2022": Preset(**_OFFICIAL),  # type: ignore[arg-type]
     "official_head": Preset(**_OFFICIAL, constraints_in_gradient="last"),  # type: ignore[arg-type]
@@ -177,7 +178,7 @@ PRESETS = {
 
 
 def preset(name: str) -> Preset:
-    """The choices of that name: ``default``, ``paper``, ``official_2022`` or ``official_head``.
+    """The choices of that name: ``default``, ``last_epoch``, ``paper``, ``official_2022`` or ``official_head``.
 
     Raises:
         InputError: If there is none.

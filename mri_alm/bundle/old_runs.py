@@ -64,7 +64,7 @@ SAME_RESULTS: dict[str, tuple[frozenset[str], ...]] = {
     "watch": (frozenset({"74234e98afe7498f", "64e7db3565acec17"}),),
 }
 # Parts whose results did change: digests of earlier forms, of the one that ships now, and where in the part the change
-# is. A run goes on with its own.
+# is. A run goes on with its own. So are settings whose default changed.
 OWN_PARTS: dict[str, tuple[frozenset[str], str, tuple[Any, ...]]] = {
     # exams are normalised within masks, and have the voxels that they have from a prepared cohort
     "preprocessing": (frozenset({"7c7fd62bb709a60e", "c8b8e2470f29aca4"}), "c4c2e96cc3780f1f", ()),
@@ -75,6 +75,8 @@ OWN_PARTS: dict[str, tuple[frozenset[str], str, tuple[Any, ...]]] = {
         "bffa4f6d2a62e3f6",
         ("handlers", 0, "seed"),
     ),
+    # the last epoch's weights are kept by default, which were those of the best validation AUC
+    "preset": (frozenset({"1080a60800d9e5bd"}), "e6f6a80de731867e", ()),
 }
 _OF_SEEDS = {"seed_everything", "train"}
 
@@ -138,8 +140,8 @@ def as_it_began(config: dict[str, Any], theirs: Mapping[str, Any]) -> dict[str, 
     changed = kept.keys() - (set() if config.get("seed") else _OF_SEEDS)
     if changed:
         logger.warning(
-            "This run began with an earlier version and goes on as it began: %s. Train a new run to have what a part "
-            "does now (CHANGELOG).",
+            "This run began with parts or defaults of an earlier version and goes on as it began: %s. Train a new run to "
+            "have those of now (CHANGELOG).",
             ", ".join(sorted(changed)),
         )
     return config | kept

@@ -201,7 +201,7 @@ def test_a_setting_that_cannot_be_meant_is_refused_at_once(
         ({"normalisation": "none "}, 'normalisation must be one of paper, mean, got "none "'),
         ({"architecture": "vgg"}, 'architecture must be one of two_branch, residual, got "vgg"'),
         ({"profile": "desktop"}, 'There is no profile "desktop". Choose one of: laptop, clinical'),
-        ({"preset": "code"}, 'There is no preset "code". Choose one of: default, paper, official_2022, official_head'),
+        ({"preset": "code"}, 'There is no preset "code". Choose one of: default, last_epoch, paper'),
         ({"checkpoint_rule": "latest"}, 'checkpoint_rule must be one of best, official, last, got "latest"'),
         ({"checkpoint_rule": "last", "patience": 3}, "patience 3 waits for a better epoch, and checkpoint_rule last"),
         ({"ema": 1}, "ema must be 0 (no average) or a decay below 1, such as 0.99, got 1."),
@@ -274,7 +274,14 @@ def test_every_loss_trains_an_epoch(manifest: Path, tmp_path: Path, loss: str) -
         {"preset": "official_head", "mu0": 1e-3, "loss": "cb_bce", "score": "probability"},
         {"ratio_cap": 0.5, "loss": "a_ml"},
         {"mu0": "auto_run", "dual_decay": 0.1, "growth": "violation", "gradient_cap": 0.5},
-        {"dual_update": "per_epoch", "negative_bank": 16, "positives_per_batch": 2, "micro_batch": 3, "patience": 1},
+        {
+            "dual_update": "per_epoch",
+            "negative_bank": 16,
+            "positives_per_batch": 2,
+            "micro_batch": 3,
+            "preset": "default",
+            "patience": 1,
+        },
         {"checkpoint_rule": "last", "ema": 0.9},
         {"constraint_per": "negative", "mu0": 1e-3},
         {"constraint_per": "pair", "mu0": 1e-3},
@@ -284,7 +291,7 @@ def test_every_loss_trains_an_epoch(manifest: Path, tmp_path: Path, loss: str) -
 def test_other_settings_train(manifest: Path, tmp_path: Path, override: dict[str, Any]) -> None:
     run = train(manifest, tmp_path / "run", splits=1, max_epochs=1, **override)
     assert (run / "scores.csv").exists()
-    name = override.get("preset", "default")
+    name = override.get("preset", "last_epoch")
     settings = json.loads((run / "config.json").read_text())["settings"]
     assert settings["score"] == override.get("score", preset(name).score)  # also where the preset says it
     for record in (

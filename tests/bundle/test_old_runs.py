@@ -125,10 +125,11 @@ def test_a_run_made_before_keeps_its_preprocessing_unless_another_is_asked_for(
     run = RunFolder(shutil.copytree(BEFORE / "run", tmp_path / "run"))
     record = json.loads(run.config.read_text())
     config = workflow(Path("cohort/manifest.csv"), run.path, **record_settings(record)).parser.get()
-    with pytest.raises(InputError, match="holds a run with other settings:\n  preprocessing: "):
+    with pytest.raises(InputError, match='other settings:\n  checkpoint_rule: "best" -> "last"\n  preprocessing: '):
         refuse_other_settings(run, config)
     refuse_other_settings(run, as_it_began(config, record["config"]))
-    assert "began with an earlier version and goes on as it began: preprocessing." in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "defaults of an earlier version and goes on as it began: preprocessing, preset." in said
     mine = config | {"preprocessing": config["preprocessing"][:-1]}
     with pytest.raises(InputError, match="holds a run with other settings:\n  preprocessing: "):
         refuse_other_settings(run, as_it_began(mine, record["config"]))
