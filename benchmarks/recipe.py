@@ -12,6 +12,7 @@ each exam and its mirror image, left to right. No setting, epoch or weight is ch
 import argparse
 import subprocess
 import sys
+from copy import deepcopy
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,7 @@ def train(name: str, arguments: argparse.Namespace) -> None:
 
 def last_epochs(trained: TrainedRun) -> Ensemble:
     """The members as they were after their last epoch."""
-    members = [trained.network() for _ in trained.checkpoints]
+    members = [deepcopy(trained.network()) for _ in trained.checkpoints]  # it gives the same one every time
     for name, member in zip(trained.checkpoints, members, strict=True):
         member.load_state_dict(load_tensors(trained.run.split(name).last)["model"])
     return Ensemble(members).eval()

@@ -140,8 +140,8 @@ def as_it_began(config: dict[str, Any], theirs: Mapping[str, Any]) -> dict[str, 
     changed = kept.keys() - (set() if config.get("seed") else _OF_SEEDS)
     if changed:
         logger.warning(
-            "This run began with parts or defaults of an earlier version and goes on as it began: %s. Train a new run to "
-            "have those of now (CHANGELOG).",
+            "This run began with parts or defaults of an earlier version and goes on as it began: %s. Train a new run "
+            "to have those of now (CHANGELOG).",
             ", ".join(sorted(changed)),
         )
     return config | kept
