@@ -414,12 +414,10 @@ def _one_of(several: list[_Source], b: float, warnings: list[str]) -> _Source:
         a, z = one.series[0], last.series[0]
         if a.secondary == z.secondary:
             try:
-                # What each says of itself is said where it is used; refused with its reason if it is used.
-                pair = common_slices({series_name(a): _volume(one, b, []), series_name(z) + " ": _volume(last, b, [])})[
-                    0
-                ]
+                both = {series_name(a): _volume(one, b, []), series_name(z) + " ": _volume(last, b, [])}
+                pair, _ = common_slices(both)
             except StudyError:
-                continue
+                continue  # refused with its reason if it is used, and what it says of itself is said there
             check_repeats(list(pair.values()), f"b = {b:g} in {series_name(a)} and {series_name(z)}", warnings)
         why = "the original" if a.secondary != z.secondary else "the later one"
         warnings.append(f"b = {b:g} is in {series_name(a)} and {series_name(z)}: took {why}.")
