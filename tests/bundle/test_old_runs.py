@@ -182,7 +182,7 @@ def test_a_run_of_another_seed_says_that_it_keeps_its_seeds(
     record = json.loads((BEFORE / "run" / "config.json").read_text())
     config = workflow(Path("cohort/manifest.csv"), tmp_path / "run", seed=1).parser.get()
     as_it_began(config, record["config"])
-    assert "goes on as it began: preprocessing, seed_everything, train." in capsys.readouterr().out
+    assert "goes on as it began: preprocessing, preset, seed_everything, train." in capsys.readouterr().out
 
 
 def record_settings(record: dict[str, Any]) -> dict[str, Any]:
