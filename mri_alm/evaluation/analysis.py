@@ -1,5 +1,6 @@
 """One evaluation, whole: every figure of every model, and what each threshold would do; ready for tables and report."""
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mri_alm.bundle.run_folder import RunFolder, RunRecord, read_run
 from mri_alm.cohort.protocol import training_note
-from mri_alm.errors import shortened
+from mri_alm.errors import InputError, shortened
 from mri_alm.evaluation.data import (
     HardExam,
     LabelledScores,
@@ -182,11 +183,13 @@ def evaluate(
 
 
 def _trained_on(scores: Mapping[str, Path]) -> dict[str, tuple[int, int]]:
-    runs = {name: RunFolder(file.parent) for name, file in scores.items()}
-    labels = {
-        name: [int(row["label"]) for row in run.trained_exams()] for name, run in runs.items() if run.splits.is_file()
-    }
-    return {name: (len(of_run), sum(of_run)) for name, of_run in labels.items()}
+    """Of models whose scores lie beside a run's table of training exams; another table of that name says nothing."""
+    found = {}
+    for name, file in scores.items():
+        with contextlib.suppress(InputError, ValueError):
+            labels = [int(row["label"]) for row in RunFolder(file.parent).trained_exams()]
+            found[name] = len(labels), sum(labels)
+    return found
 
 
 def _calibration_rows(

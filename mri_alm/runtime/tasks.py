@@ -223,7 +223,7 @@ def _in_threads(task: _Task, items: list[Any], pool: Pool) -> Iterator[TaskResul
     import SimpleITK as sitk  # noqa: N813
 
     # ITK enters its file formats into a list of its own at the first image that is read or written. A thread that goes
-    # through the list meanwhile crashes the process: of fresh starts of two threads one in a hundred (decision 62).
+    # through the list meanwhile crashes the process, of fresh starts of two threads a few in a thousand (decision 62).
     sitk.ImageFileReader().GetRegisteredImageIOs()
     with ThreadPoolExecutor(pool.workers) as threads:
         try:

@@ -235,7 +235,10 @@ def test_several_runs_have_a_learning_curve(trained: Path, manifest: Path, tmp_p
     assert 'id="learning"' in source
     found = json.loads((tmp_path / "out" / "evaluation.json").read_text(encoding="utf-8"))["models"]
     assert found["all"]["training_exams"] == [len(rows), positives[1]]
-    for one in (evaluate({"all": files["all"]}, manifest, draws=100), replace(evaluation, trained_on={})):
+    for text in ("name,part\nS00,1\n", "study,patient,label\nS00,S00,high\n"):  # no run's, though it has the name
+        (tmp_path / "0.5" / "splits.csv").write_text(text, encoding="utf-8")
+        assert list(evaluate(files, manifest, draws=100).trained_on) == ["all"]
+    for one in (evaluate({"all": files["all"]}, manifest, draws=100), evaluate(files, manifest, draws=100)):
         write_evaluation(tmp_path / "none", one)
         assert 'id="learning"' not in (tmp_path / "none" / "report.html").read_text(encoding="utf-8")
 

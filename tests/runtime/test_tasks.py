@@ -39,7 +39,7 @@ class StuckError(Exception):
 
 
 def test_file_formats_are_known_before_threads_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ITK's registration of them beside another thread ends in a segmentation fault, once in a hundred starts."""
+    """ITK's registration of them beside another thread ends in a segmentation fault, in a few of a thousand starts."""
     order: list[str] = []
     reader = SimpleNamespace(GetRegisteredImageIOs=lambda: order.append("formats"))
     monkeypatch.setattr(sitk, "ImageFileReader", lambda: reader)
