@@ -58,8 +58,8 @@ def _hold(path: Path, wait: bool) -> IO[str]:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = os.fdopen(_open_own(path), "a+", encoding="utf-8")  # what the holder wrote is kept
         except OSError as error:
-            if isinstance(error, FileNotFoundError) and not path.parent.exists() and tries < _TRIES:
-                continue  # an empty folder that its maker has just taken away
+            if _taken_away(error, path.parent) and tries < _TRIES:
+                continue
             reason = "it is a link, or no plain file" if error.errno == errno.ELOOP else error.strerror
             raise InputError(f"Cannot write {path}: {reason}. Choose another folder.") from error
         try:
@@ -76,6 +76,16 @@ def _hold(path: Path, wait: bool) -> IO[str]:
     file.write(f"process {os.getpid()} on {socket.gethostname()} since {now}")
     file.flush()
     return file
+
+
+def _taken_away(error: OSError, folder: Path) -> bool:
+    """Whether the maker of an empty folder took it away meanwhile, and another one may have made it again since."""
+    if not isinstance(error, (FileNotFoundError, FileExistsError)):
+        return False
+    try:
+        return stat.S_ISDIR(folder.stat().st_mode)  # asked once: between two questions it could come or go
+    except FileNotFoundError:
+        return True
 
 
 def _open_own(path: Path) -> int:

@@ -74,6 +74,24 @@ def test_many_who_wait_come_one_after_another(tmp_path: Path) -> None:
     assert list(tmp_path.rglob(".lock")) == []
 
 
+@pytest.mark.parametrize("error", [FileNotFoundError, FileExistsError])
+def test_a_folder_that_comes_and_goes_meanwhile_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[OSError]
+) -> None:
+    """Its maker takes the empty folder away at any moment: also after it was found, and before it is looked at."""
+    make, failures = Path.mkdir, iter([error(errno.EEXIST, "as if")])
+
+    def mkdir(folder: Path, **kwargs: bool) -> None:
+        for failure in failures:
+            make(folder, **kwargs)  # another one made it again
+            raise failure
+        make(folder, **kwargs)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with exclusive_lock(tmp_path / "folder" / ".lock"):
+        assert (tmp_path / "folder" / ".lock").exists()
+
+
 def test_what_was_written_into_a_new_folder_stays(tmp_path: Path) -> None:
     with exclusive_lock(tmp_path / "new" / ".lock"):
         (tmp_path / "new" / "file").write_text("")
