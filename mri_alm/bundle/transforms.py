@@ -28,6 +28,7 @@ from mri_alm.imaging.registration import (
     onto_grid,
     same_grid,
 )
+from mri_alm.localiser import find_gland, localiser_name
 from mri_alm.runtime.bug_reports import ends_the_run, study_failure
 from mri_alm.runtime.files import DamagedFileError
 from mri_alm.runtime.progress import progress_bar
@@ -46,7 +47,8 @@ class LoadRegisteredExamd(Transform):
     recognised; otherwise ``t2`` and either ``adc`` and ``hbv`` or ``dwi`` are files (NIfTI, MHA, NRRD) or DICOM series
     folders. From ``dwi`` the ADC map is fitted where no ``adc`` is given, and its highest b-value is the high-b image.
     An item with a ``valid`` mask is registered already (:mod:`mri_alm.cohort.prepare_study`): only its grid changes.
-    The grid lies about ``crop_center_mm`` of the item (LPS), or the middle of its ``gland`` mask, or T2's centre.
+    The grid lies about ``crop_center_mm`` of the item (LPS), or the middle of its ``gland`` mask, or with ``localise``
+    about the gland as a network finds it (:mod:`mri_alm.localiser`), or T2's centre.
 
     Adds to the item ``t2``, ``adc`` (1e-6 mm2/s), ``hbv``, ``valid`` (1 where there is diffusion data) and ``t2_valid``
     (1 where T2 has slices): MetaTensors ``(1, X, Y, Z)`` float32, RAS millimetres; and ``report``: a dictionary with
@@ -60,9 +62,11 @@ class LoadRegisteredExamd(Transform):
         as_prepared: Give an exam the voxels that it would have from a prepared cohort: it goes by the grid that cohorts
             are prepared on. False, as models of version 0.1 were trained: in one interpolation.
         without_hbv: Accept an exam without a high b, ``hbv`` is 0 then; False refuses it.
+        localise: Find the gland of an exam that does not say where it is.
 
     Raises:
-        InputError: If the grid is larger than the one that cohorts are prepared on, and ``as_prepared`` is set.
+        InputError: If the grid is larger than the one that cohorts are prepared on, and ``as_prepared`` is set; if what
+            ``localise`` needs is not installed.
         StudyError: If the exam cannot be used, or less than half of the gland's region has diffusion data.
     """
 
@@ -74,10 +78,14 @@ class LoadRegisteredExamd(Transform):
         *,
         as_prepared: bool = False,
         without_hbv: bool = False,
+        localise: bool = False,
     ) -> None:
         self.spacing: Any = tuple(spacing)
         self.size: Any = tuple(size)
         self.register, self.as_prepared, self.without_hbv = register, as_prepared, without_hbv
+        self.localise = localise
+        if localise:
+            localiser_name()
         reach, most = (
             (np.array(count) - 1) * step
             for count, step in ((self.size, self.spacing), (COHORT_SIZE, COHORT_SPACING_MM))
@@ -95,6 +103,8 @@ class LoadRegisteredExamd(Transform):
         images, facts = load_images(item)
         self._check_high_b(images, facts)
         centre = crop_centre(item)
+        if not centre and self.localise:
+            centre = find_gland(images["t2"], facts)
         if self.as_prepared:
             centre = as_manifest_says(centre)
         else:  # models of version 0.1 were trained with the geometry that a MONAI affine gives back, to its last bits

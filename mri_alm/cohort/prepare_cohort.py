@@ -39,7 +39,7 @@ MANIFEST_COLUMNS = (
     "adc_units", "registration", "shift_mm", "rotation_deg", "mi_before", "mi_after", "coverage",
     "vendor", "model", "field_strength", "t2_spacing_mm", "t2_size", "adc_spacing_mm",
     "files_seen", "files_used", "files_ignored", "files_failed", "adc_size", "quality",
-    "t2_valid",
+    "t2_valid", "crop_about", "gland_ml", "gland_confidence",
 )  # fmt: skip
 
 KEY_CHECK, OWN_SECRET = "key_check.json", "salt"  # in a cohort's folder; the second one of earlier versions
@@ -68,6 +68,7 @@ class Order:
         key_file: Where to write what the keys stand for; it identifies patients.
         salt_file: File with the secret of the keys, in place of the user's own.
         allow_outside_paths: See :func:`mri_alm.cohort.layouts.find_sources`.
+        localise: Lay the crop about the gland, as a network finds it, where nothing else says where it lies.
         seed: Of the split, where the labels give none.
         backend: Where studies are prepared, see :class:`mri_alm.runtime.Pool`.
         address: Of a Ray cluster.
@@ -86,6 +87,7 @@ class Order:
     address: str | None = None
     salt_file: Path | None = None
     allow_outside_paths: bool = False
+    localise: bool = False
 
 
 @dataclass
@@ -151,7 +153,8 @@ def make_plan(order: Order) -> Plan:
             f"All {len(jobs)} studies carry one patient number. If they are of several patients, add a column patient "
             "(and study) to the labels: a patient must stay on one side of a split."
         )
-    return Plan(found, labelled, Preparation(order.output, order.source, rules, salt), jobs, labels is not None)
+    preparation = Preparation(order.output, order.source, rules, salt, localise=order.localise)
+    return Plan(found, labelled, preparation, jobs, labels is not None)
 
 
 def _refuse_places(order: Order) -> None:
@@ -284,6 +287,7 @@ def _write(order: Order, outcome: PreparedCohort) -> None:
             "outside_studies": Counter(outcome.found.outside.values()),
         },
         "grid": {"spacing_mm": outcome.preparation.rules.spacing, "size": outcome.preparation.rules.size},
+        "localiser": outcome.preparation.localiser,
         "versions": outcome.preparation.versions,
     }
     write_csv(order.output / "manifest.csv", MANIFEST_COLUMNS, outcome.rows)

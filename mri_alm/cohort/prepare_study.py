@@ -36,6 +36,7 @@ from mri_alm.imaging.registration import (
     onto_grid,
 )
 from mri_alm.imaging.series import Series, group_series, trust_positions
+from mri_alm.localiser import find_gland, localiser_name
 from mri_alm.runtime.atomic import write_atomically
 from mri_alm.runtime.bug_reports import BUG_REPORT, UnexpectedError, ends_the_run, study_failure
 from mri_alm.runtime.files import read_json, write_bytes, write_json
@@ -50,6 +51,9 @@ _FACTS = (
     "adc_units",
     "coverage",
     "crop_center_mm",
+    "crop_about",
+    "gland_ml",
+    "gland_confidence",
     "registration",
     "hbv_b",
     *(f"{name}_{what}" for name in ("t2", "adc") for what in ("spacing_mm", "size", "thickness_mm", "acquired_mm")),
@@ -83,13 +87,16 @@ class Preparation:
         root: Input that names of files are relative to.
         rules: Grid and roles.
         salt: Secret of the keys of studies and files.
+        localise: Find the gland of a study that does not say where it is (:mod:`mri_alm.localiser`).
     """
 
-    def __init__(self, folder: Path, root: Path, rules: CohortRules, salt: str) -> None:
+    def __init__(self, folder: Path, root: Path, rules: CohortRules, salt: str, *, localise: bool = False) -> None:
         self.folder, self.root, self.rules, self.salt = folder, root, rules, salt
         self.versions = {name: version(name) for name in PREPARATION_PACKAGES}
         grid = [rules.spacing, rules.size]
         settings = {"series": rules.series, "trust_positions": rules.trust_positions, "grid": grid}
+        self.localiser = localiser_name() if localise else ""
+        settings |= {"localiser": self.localiser} if localise else {}
         self.settings = json.dumps(settings | self.versions, sort_keys=True, default=list)
 
     def finished(self, job: StudyTask) -> bool:
@@ -149,7 +156,8 @@ class Preparation:
             if why := missing_high_b(images, report):
                 images.pop("hbv", None)
                 report["warnings"].append(f"{why}. Only models trained with --drop_hbv above 0 take it.")
-            spacing, size, centre = self.rules.spacing, self.rules.size, as_manifest_says(crop_centre(job.item))
+            centre = crop_centre(job.item) or (find_gland(images["t2"], report) if self.localiser else None)
+            spacing, size, centre = self.rules.spacing, self.rules.size, as_manifest_says(centre)
             images, report = onto_grid(images, report, spacing=spacing, size=size, center_mm=centre)
             images = as_stored(images)
             record |= _facts(report)

@@ -22,7 +22,7 @@ UNLIKE = "Unlike what the model was trained on"
 """How the warning of :func:`unlike` begins."""
 FACT_COLUMNS = {  # columns of a manifest that tell of a protocol -> count of numbers; None: a word, 0: any count
     "vendor": None, "model": None, "field_strength": 1, "b_values": 0, "hbv_b": 1,
-    "t2_spacing_mm": 3, "t2_size": 3, "adc_spacing_mm": 3, "adc_size": 3,
+    "t2_spacing_mm": 3, "t2_size": 3, "adc_spacing_mm": 3, "adc_size": 3, "crop_about": None,
 }  # fmt: skip
 _RULES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 _ROUNDED = 1.01  # headers round: 3.0000004 mm is 3 mm
@@ -97,6 +97,8 @@ def measures(report: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"vendor": report.get("vendor") or None}
     model = str(report.get("model") or "").lower().removeprefix("magnetom ")  # some headers of one scanner leave it out
     found["model"] = model or None
+    given = "a point or mask given" if report.get("crop_center_mm") else "T2's centre"
+    found["crop_about"] = report.get("crop_about") or given
     found["field_strength"] = _tesla(report.get("field_strength"))
     acquired = sorted(report.get("b_values") or ())
     found["hbv_b"] = report.get("hbv_b") or max(acquired, default=None)

@@ -38,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--key-file", type=Path, help="also write what the keys stand for; identifies patients")
     found.add_argument("--salt-file", type=Path, help="secret of the keys (default: your own, docs/cohort.md)")
     found.add_argument("--allow-outside-paths", action="store_true", help="links may lead out of the input folder")
+    found.add_argument("--localise", action="store_true", help="crop about the gland, found on T2 by an extra package")
     found.add_argument("--seed", type=int, default=0, help="of the split, where the labels give none (default 0)")
     found.add_argument("--check", type=Path, metavar="COHORT", help="check a prepared cohort instead")
     return found
@@ -91,6 +92,7 @@ def _order(options: argparse.Namespace) -> Any:
         address=options.ray_address,
         salt_file=options.salt_file,
         allow_outside_paths=options.allow_outside_paths,
+        localise=options.localise,
     )
 
 

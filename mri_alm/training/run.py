@@ -31,6 +31,7 @@ from mri_alm.evaluation.analysis import evaluate
 from mri_alm.evaluation.page import write_html_report
 from mri_alm.evaluation.performance import decision_counts, ranking_figures
 from mri_alm.imaging.pictures import study_thumbnail
+from mri_alm.localiser import GLAND_BY
 from mri_alm.metrics.ranking import FprRule, auc
 from mri_alm.metrics.threshold import (
     OperatingPoint,
@@ -184,6 +185,13 @@ class TrainingRun:
             )
         report_of = {study: report for one in reports for study, report in one.items()}
         self.trained_on = training_protocol([report_of[study.study] for study in self.cohort.train])
+        crops = self.trained_on["words"]["crop_about"]["values"]
+        if not self.config["localise"] and (found := [crop for crop in crops if crop.startswith(GLAND_BY)]):
+            logger.warning(
+                "The exams are cropped about %s; new ones will be cropped about T2's centre, unless they say where "
+                "their gland lies. Add --localise true: the model then looks for it.",
+                " and ".join(found),
+            )
 
     def _train(self, tracker: MlflowRun | None) -> None:
         if self.pool.workers > 1 or self.pool.backend != "loky":

@@ -91,9 +91,11 @@ def test_what_training_saw_is_kept_as_words_and_ranges() -> None:
     assert found["ranges"]["t2_in_plane_mm"] == {"known": 2, "least": 0.6, "most": 0.6}
     assert found["quality"] == {"meets": 2, "not known": 1}
     assert training_note(found) == "trained partly on synthetic exams (1 of 3)"
-    assert "scanner's make mri-alm, siemens; scanner type skyra; field strength 3 T; highest b 1400 to 2000 s/mm2" in (
-        trained_in_words(found)
+    assert found["words"]["crop_about"] == {"known": 3, "values": ["T2's centre"]}
+    words = (
+        "scanner's make mri-alm, siemens; scanner type skyra; field strength 3 T; cropped about T2's centre; highest b "
     )
+    assert f"{words}1400 to 2000 s/mm2" in trained_in_words(found)
     assert check_protocol(json.loads(json.dumps(found)), Path("x")) == found
 
 
