@@ -7,6 +7,7 @@ core, as registration is: several exams at once use several cores better.
 import functools
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ def localiser_name() -> str:
     """
     try:
         found = distribution(PACKAGE)
-        distribution("onnxruntime")
+        if find_spec("onnxruntime") is None:  # from whichever of its packages
+            raise PackageNotFoundError("onnxruntime")
     except PackageNotFoundError as error:
         raise InputError(
             f"Finding the gland needs the package {error.name}, which is not installed. In the same environment: pip "
