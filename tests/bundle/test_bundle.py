@@ -35,7 +35,9 @@ def kill_when(ready: Callable[[], bool], words: list[str], log: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_killed_again_and_again_ends_as_one_never_killed(manifest: Path, tmp_path: Path) -> None:
+def test_a_run_killed_again_and_again_ends_as_one_never_killed(
+    manifest: Path, tmp_path: Path, python: WarmPython
+) -> None:
     killed, cache = tmp_path / "killed", tmp_path / "cache"
     words = command(manifest, killed, cache, **SEVERAL)
     moments: list[Callable[[], bool]] = [
@@ -47,7 +49,7 @@ def test_a_run_killed_again_and_again_ends_as_one_never_killed(manifest: Path, t
         kill_when(moment, words, tmp_path / f"{number}.log")
     assert not (killed / "split_1" / "split.json").exists()
     assert not (killed / "threshold.json").exists()
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    done = python.run(*words[1:], timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     assert f"Ensemble of 2 models in {killed}" in done.stdout
     assert "Traceback" not in done.stderr
