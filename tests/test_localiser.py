@@ -183,7 +183,7 @@ def test_a_cohort_and_a_new_exam_are_cropped_about_the_same_point(
     assert (own["gland_ml"], own["gland_confidence"]) == ("", "")
     assert json.loads((order.output / "cohort.json").read_text())["localiser"] == NAME
     assert "ml, mean probability" in (order.output / "qc.html").read_text()
-    assert summary_text(order, outcome).endswith("manifest.csv --localise true")
+    assert summary_text(order, outcome).endswith("manifest.csv --localise True")
     # The exam itself, cropped by the transform: the same point, and the same words in the record.
     exams = read_manifest(table)
     transform = LoadRegisteredExamd((2.8, 2.8, 3), (40, 40, 28), as_prepared=True, localise=True)
@@ -221,7 +221,7 @@ def test_training_on_such_a_cohort_without_looking_for_glands_is_warned_of(
     write_manifest(manifest, [[*row.values(), f"the gland by {NAME}"] for row in rows], columns)
     train(manifest, tmp_path / "run", splits=2)
     assert f"The exams are cropped about the gland by {NAME}; new ones" in (told := capsys.readouterr().out)
-    assert "Add --localise true" in told
+    assert "Add --localise True" in told
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="needs the public DICOM files of ../shared")

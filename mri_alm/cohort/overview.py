@@ -290,4 +290,4 @@ def summary_text(order: Order, outcome: PreparedCohort) -> str:
     lines += [f"  {count} files belong to no study: {reason}" for reason, count in outside.most_common(3)]
     return "\n".join([*lines, f"Look at {order.output / 'qc.html'}, then: --check {order.output}",
                        f"Train: python -m monai.bundle run --config_file configs/prostate_alm.json --cohort "
-                       f"{order.output / 'manifest.csv'}{' --localise true' * order.localise}"])  # fmt: skip
+                       f"{order.output / 'manifest.csv'}{' --localise True' * order.localise}"])  # fmt: skip

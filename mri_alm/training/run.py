@@ -189,7 +189,7 @@ class TrainingRun:
         if not self.config.get("localise") and (found := [crop for crop in crops if crop.startswith(GLAND_BY)]):
             logger.warning(
                 "The exams are cropped about %s; new ones will be cropped about T2's centre, unless they say where "
-                "their gland lies. Add --localise true: the model then looks for it.",
+                "their gland lies. Add --localise True: the model then looks for it.",
                 " and ".join(found),
             )
 
