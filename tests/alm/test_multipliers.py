@@ -206,7 +206,7 @@ def test_the_defaults_train_the_paper_s_method_to_the_last_bit(score: Any, dual_
 scores = st.lists(st.floats(-8, 8), min_size=4, max_size=4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     batches=st.lists(scores, min_size=1, max_size=12),
     rate=st.floats(0, 3),
@@ -226,7 +226,7 @@ def test_with_decay_multipliers_are_bounded_and_never_negative(
         assert alm.multipliers.max() <= rate * largest / decay * (1 + 1e-6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(batches=st.lists(scores, min_size=1, max_size=8), tolerance=st.floats(0, 2), mu=st.floats(1e-3, 2))
 def test_with_tolerance_multipliers_follow_the_signed_excess(
     batches: list[list[float]], tolerance: float, mu: float

@@ -65,7 +65,7 @@ def same_places(found: MetaTensor, image: sitk.Image, tolerance_mm: float = 1e-3
 # --- Between SimpleITK and MONAI ------------------------------------------------------------------------------------
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     size=st.tuples(*[st.integers(1, 5)] * 3),
     spacing=st.tuples(*[st.floats(0.3, 5)] * 3),

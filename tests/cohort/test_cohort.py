@@ -298,7 +298,7 @@ patient = st.lists(st.integers(0, 1), min_size=1, max_size=3)
 cohorts = st.lists(patient, max_size=30).map(lambda more: [[1], [0]] * 5 + more)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(patients=cohorts, seed=st.integers(0, 99), validation=st.floats(0.2, 0.8))
 def test_split_properties(patients: list[list[int]], seed: int, validation: float) -> None:
     studies = studies_of(patients)
@@ -352,7 +352,7 @@ def test_validation_share_out_of_range(validation: float) -> None:
         stratified_splits(studies_of([[1], [0]] * 9), validation=validation)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(patients=cohorts, seed=st.integers(0, 99), loo=st.booleans(), data=st.data())
 def test_partition_properties(patients: list[list[int]], seed: int, loo: bool, data: st.DataObject) -> None:
     studies = studies_of(patients)

@@ -250,7 +250,7 @@ def tied(draw: Any) -> tuple[list[int], list[float]]:
     return label, draw(st.lists(st.integers(0, 6).map(float), min_size=len(label), max_size=len(label)))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(tied(), tied())
 def test_every_step_by_counting(evaluated: Any, held_out: Any) -> None:
     label, score = map(np.array, evaluated)

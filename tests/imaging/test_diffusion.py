@@ -110,7 +110,7 @@ def volumes(adc, b_values, s0=1000.0):
     return images
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(st.sampled_from([0.0, 50.0, 100.0, 400.0, 500.0, 800.0, 1400.0]), min_size=2, max_size=5, unique=True),
     st.integers(0, 99),

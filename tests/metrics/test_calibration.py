@@ -137,7 +137,7 @@ def test_no_slope_fits_a_separating_score(score):
     assert "calibration_slope" not in recalibration([0, 0, 1, 1], score)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(probabilities())
 def test_every_score_has_figures_or_none(samples):
     for value, low, high in recalibration(*samples).values():
@@ -163,7 +163,7 @@ def test_smooth_curve_is_a_line_fitted_to_the_nearest(span):
         assert rate == pytest.approx(np.clip(np.polyval(np.polyfit(x - at, label, 1, w=weight), 0), 0, 1), abs=1e-4)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(probabilities())
 def test_every_smooth_curve_is_a_share_inside_its_interval(samples):
     curve = smooth_calibration(*samples, points=9)

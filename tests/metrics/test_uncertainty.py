@@ -409,7 +409,7 @@ def brute_force_partial_auc(label, score, min_tpr):
 
 
 @given(tied_samples(models=1), st.sampled_from([0.5, 0.8, 0.9]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_partial_auc_is_the_area_above_min_tpr(samples, min_tpr):
     label, (score,) = samples
     assert partial_auc(label, score, min_tpr=min_tpr) == pytest.approx(

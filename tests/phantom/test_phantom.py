@@ -223,7 +223,7 @@ def test_lesions_change_the_sequences_of_their_grades(negatives):
     assert diffusion_only[1] < 0.75
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     adc=st.floats(300, 3000),
     signal=st.floats(500, 5000),
@@ -349,7 +349,7 @@ def test_positives_are_equivocal_on_both_and_negatives_are_a_mixture(studies):
         assert kinds.count((name, (t2, diffusion))) / 4000 == pytest.approx(share, abs=0.03)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(train=st.integers(2, 400), test=st.integers(2, 200), ratio=st.integers(1, 300), seed=st.integers(0, 9))
 def test_a_plan_has_the_ratio_on_both_sides(train, test, ratio, seed):
     rows = plan_cohort(train, test, ratio, seed)
