@@ -313,6 +313,8 @@ def check_values(config: Mapping[str, Any]) -> None:
             )
     if config.get("splits") == "loo" and config.get("split_rule") != "partition":
         raise InputError("splits loo leaves one positive patient out at a time: it needs --split_rule partition.")
+    if config.get("sam_radius") and (config.get("gradient_cap") is not None or config.get("negative_bank")):
+        raise InputError("sam_radius works with neither gradient_cap nor negative_bank: leave out one of them.")
     split = config.get("only_split")
     if split is not None and config["splits"] != "loo" and split >= config["splits"]:
         raise InputError(f"only_split must be a whole number below splits = {config['splits']}, got {split}.")

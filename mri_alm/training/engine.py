@@ -22,6 +22,7 @@ from mri_alm.errors import InputError, one_of
 from mri_alm.metrics.ranking import auc
 from mri_alm.runtime.atomic import explain_os_errors
 from mri_alm.runtime.files import DamagedFileError
+from mri_alm.training.sharpness import SharpnessAware
 
 logger = logging.getLogger("mri_alm")
 
@@ -30,7 +31,16 @@ class IndexedTrainer(SupervisedTrainer):
     """MONAI's trainer, with the loss called as ``loss(logits, label, index=batch["index"])``, then the dual step.
 
     Under ``amp=True`` the multipliers stay when the gradient scaler found an infinity and the optimiser did not step.
+
+    Args:
+        sam_radius: Of :class:`~mri_alm.training.sharpness.SharpnessAware`; 0: an ordinary step.
+        arguments: Those of MONAI's trainer.
     """
+
+    def __init__(self, *, sam_radius: float = 0.0, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        if sam_radius != 0:
+            SharpnessAware(sam_radius, arguments["loss_function"]).attach(self)
 
     def _iteration(self, engine: Any, batchdata: dict[str, Any]) -> dict[str, Any]:
         objective = cast(AugmentedLagrangian, self.loss_function)

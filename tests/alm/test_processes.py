@@ -69,7 +69,7 @@ def test_main_config_trains_on_two_processes_and_one_goes_on(manifest: Path, tmp
     folder = tmp_path / "run"
     settings: dict[str, Any] = SETTINGS | {
         "cohort": str(manifest), "cache_dir": str(tmp_path / "cache"), "run_dir": str(folder), "splits": 1, "mu0": 0.01,
-        "max_epochs": 10, "preset": "default", "patience": 2, "learning_rate": 1e-9,
+        "max_epochs": 10, "preset": "default", "patience": 2, "learning_rate": 1e-9, "sam_radius": 0.05,
     }  # fmt: skip
     (tmp_path / "settings.json").write_text(json.dumps(settings))
     configs = ["configs/prostate_alm.json", "configs/multi_gpu.json", str(tmp_path / "settings.json")]
@@ -83,7 +83,7 @@ def test_main_config_trains_on_two_processes_and_one_goes_on(manifest: Path, tmp
     record = json.loads((folder / "config.json").read_text())
     record["config"]["patience"] = None
     (folder / "config.json").write_text(json.dumps(record))
-    own = {"cache_dir": settings["cache_dir"], "splits": 1, "mu0": 0.01, "learning_rate": 1e-9}
+    own = {"cache_dir": settings["cache_dir"], "splits": 1, "mu0": 0.01, "learning_rate": 1e-9, "sam_radius": 0.05}
     train(manifest, folder, max_epochs=10, **own)
     history = json.loads((folder / "split_0" / "split.json").read_text())["epochs"]
     assert [report["epoch"] for report in history] == list(range(1, 11))

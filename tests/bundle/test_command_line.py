@@ -125,6 +125,8 @@ def test_an_expression_for_nothing_is_allowed() -> None:
         ({"learning_rate": float("inf")}, "learning_rate must be a number, 0 or more, got inf"),
         ({"learning_rate": float("nan")}, "learning_rate must be a number, 0 or more, got nan"),
         ({"learning_rate": "inf"}, "learning_rate must be a number, 0 or more, got inf"),
+        ({"sam_radius": 0.05, "gradient_cap": 0.5}, "sam_radius works with neither gradient_cap nor negative_bank"),
+        ({"sam_radius": 0.05, "negative_bank": 8}, "sam_radius works with neither gradient_cap nor negative_bank"),
     ],
     ids=str,
 )

@@ -284,6 +284,7 @@ def test_the_tables_have_their_methods_and_the_null_of_the_baseline(name: str) -
         "bce8ema": {"loss": "bce", "positives_per_batch": 8, "mu0": 0, "ema": 0.99},
         "bce8best": {"loss": "bce", "positives_per_batch": 8, "mu0": 0, "checkpoint_rule": "best"},
     }
+    assert table.method("bce8sam").settings == settings["bce8"] | {"sam_radius": 0.05}
     plan = [(job.method.key, job.seed) for job in table.trainings(table.methods(), 1)]
     assert plan == [("bce8", 0), ("bce8", 1), *((key, 0) for key in settings if key != "bce8")]
     assert BenchmarkTable(TABLES, name, "quick").splits == 1
