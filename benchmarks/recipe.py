@@ -45,6 +45,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "two positives": REFERENCE | {"positives_per_batch": 2},
     "two positives, other seed": REFERENCE | {"positives_per_batch": 2, "seed": 1},
     "spatial": REFERENCE | {"fusion": "spatial"},
+    "spatial, no registration": REFERENCE | {"fusion": "spatial", "register": False},
+    "no registration": REFERENCE | {"register": False},
     "ema, last": REFERENCE | {"checkpoint_rule": "last", "ema": 0.99},
     "two positives, spatial": BOTH,
     "together": TOGETHER,

@@ -34,7 +34,7 @@ place of the default, which fits the phantom. Every setting has an anchor: [`set
 |---|---|
 | `--splits 3`, `--only_split 4` | fewer splits; only split 4 (on a cluster: one job each, then once without `--only_split`) |
 | `--max_fn 1` | held-out positives the threshold may miss; may be changed after training, nothing is trained again |
-| `--positives_per_batch 2` | two positives in every batch ([what that is worth](plain_bce.md#batches)) |
+| `--positives_per_batch '$None'` | batches as they come, in place of two positives in each where few exams are positive ([what that is worth](plain_bce.md#batches)) |
 | `--mu0 0` | no constraints: the base loss alone, for comparison |
 | `--loss a_fl --gamma 2` | another base loss |
 | `--preset official_2022` | the choices of the authors' code in place of the paper's ([table](method.md#paper-the-authors-code-and-this-projects-default)); each can be set alone |

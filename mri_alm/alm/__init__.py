@@ -5,7 +5,7 @@ Nothing here imports MONAI, but for the one base loss that is MONAI's own (``AUC
 
 from typing import Any
 
-from mri_alm.alm.batches import ProcessShare, StratifiedBatchSampler
+from mri_alm.alm.batches import ProcessShare, StratifiedBatchSampler, positives_in_batch
 from mri_alm.alm.constraint import (
     RankingConstraint,
     Violations,
@@ -73,6 +73,7 @@ __all__ = [
     "mirrored_violation",
     "multiclass_violation",
     "pair_violation",
+    "positives_in_batch",
     "preset",
     "process_rank",
     "ranking_violation",

@@ -69,6 +69,22 @@ class StratifiedBatchSampler(Sampler[list[int]]):
         return own
 
 
+def positives_in_batch(asked: int | str | None, labels: Sequence[float], batch_size: int) -> int | None:
+    """How many positives every batch is to hold; None: batches as they come.
+
+    Args:
+        asked: A number, which is taken as it is; None or 0: batches as they come; ``"auto"``: two, or as many as the
+            cohort and a batch can give, where fewer than one sample in four is positive, and batches as they come where
+            more are: such batches hold two in any case.
+        labels: ``(N,)``, 1 for the critical class.
+        batch_size: Samples per batch.
+    """
+    if asked != "auto":
+        return cast(int, asked) or None
+    positive = int((torch.as_tensor(labels) == 1).sum())
+    return min(2, positive, batch_size - 1) or None if 4 * positive < len(labels) else None
+
+
 class ProcessShare(Sampler[list[int]]):
     """This process's share of every batch; the whole batch when there is one process.
 

@@ -134,6 +134,7 @@ class Preset:
         checkpoint_rule: Which epoch's weights are kept, see `EpochEnd`.
         fpr_rule: See :func:`mri_alm.metrics.fpr_at_tpr`.
         split_rule: ``"disjoint"``, or ``"overlapping"``: validation samples that are also trained on (CIFAR).
+        positives_per_batch: See :func:`mri_alm.alm.batches.positives_in_batch`.
     """
 
     score: ScoreKind = "probability"
@@ -148,6 +149,7 @@ class Preset:
     checkpoint_rule: Literal["best", "official", "last"] = "best"
     fpr_rule: Literal["lowest", "interpolate", "official"] = "lowest"
     split_rule: Literal["disjoint", "overlapping"] = "disjoint"
+    positives_per_batch: Literal["auto"] | None = None
 
     def schedule(self, *, rho: float = 2.0, auto_ratio: float = 0.1) -> MuSchedule:
         """The schedule of these choices."""
@@ -170,7 +172,9 @@ _OFFICIAL = {
 
 PRESETS = {
     "default": Preset(mu_cap=8.0, mu_start_epoch=2),  # the paper's, with a mu that cannot swamp the base loss
-    "last_epoch": Preset(mu_cap=8.0, mu_start_epoch=2, checkpoint_rule="last"),  # the same; why: docs/recipe.md
+    # the same but for what proved better (docs/recipe.md); the second was the main command's in versions 0.6 and 0.7
+    "recommended": Preset(mu_cap=8.0, mu_start_epoch=2, checkpoint_rule="last", positives_per_batch="auto"),
+    "last_epoch": Preset(mu_cap=8.0, mu_start_epoch=2, checkpoint_rule="last"),
     "paper": Preset(),
     "official_2022": Preset(**_OFFICIAL),  # type: ignore[arg-type]
     "official_head": Preset(**_OFFICIAL, constraints_in_gradient="last"),  # type: ignore[arg-type]
@@ -178,7 +182,7 @@ PRESETS = {
 
 
 def preset(name: str) -> Preset:
-    """The choices of that name: ``default``, ``last_epoch``, ``paper``, ``official_2022`` or ``official_head``.
+    """The choices of that name, of :data:`PRESETS`.
 
     Raises:
         InputError: If there is none.

@@ -19,10 +19,7 @@ from mri_alm.runtime.interruption import user_errors
 from mri_alm.runtime.tables import read_table
 
 RUN, EXAMS, SCORES = Path("runs/demo"), Path("data/demo_exams"), Path("runs/demo_scores")
-SETTINGS = {
-    "run_dir": RUN, "max_epochs": 12, "max_fn": 0, "phantom_train": 108, "phantom_test": 54,
-    "positives_per_batch": 2,
-}  # fmt: skip
+SETTINGS = {"run_dir": RUN, "max_epochs": 12, "max_fn": 0, "phantom_train": 108, "phantom_test": 54}
 NEW = {"train": 2, "test": 2, "seed": 1, "form": "dicom"}
 WORDS = {"0": "not needed", "1": "contrast needed", "": "could not be scored"}
 

@@ -144,7 +144,8 @@ def test_presets_differ_where_the_paper_and_the_code_do() -> None:
     paper, code, head = (preset(name) for name in ("paper", "official_2022", "official_head"))
     assert asdict(paper.schedule()) == asdict(MuSchedule())
     assert {name for name in asdict(paper) if getattr(paper, name) == getattr(code, name)} == {
-        "constraints_in_gradient"
+        "constraints_in_gradient",
+        "positives_per_batch",
     }
     assert asdict(head) == asdict(code) | {"constraints_in_gradient": "last"}
     with pytest.raises(InputError, match='There is no preset "official"'):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from mri_alm import AugmentedLagrangian, RankingConstraint
-from mri_alm.alm.batches import ProcessShare, StratifiedBatchSampler
+from mri_alm.alm.batches import ProcessShare, StratifiedBatchSampler, positives_in_batch
 from mri_alm.alm.losses import BinaryCrossEntropy
 from mri_alm.errors import InputError
 from mri_alm.networks import in_parts
@@ -53,6 +53,30 @@ def test_stratified_order_changes_with_seed_and_epoch() -> None:
         sampler.set_epoch(epoch)
         orders.append(list(sampler))
     assert orders[0] != orders[1] != orders[2] != orders[0]
+
+
+@pytest.mark.parametrize(
+    ("asked", "positive", "negative", "batch_size", "expected"),
+    [
+        ("auto", 16, 128, 8, 2),
+        ("auto", 16, 49, 8, 2),  # 24.6 %
+        ("auto", 16, 48, 8, None),  # a fourth
+        ("auto", 1, 20, 8, 1),
+        ("auto", 5, 20, 2, 1),
+        ("auto", 5, 20, 1, None),
+        ("auto", 0, 20, 8, None),
+        (3, 16, 16, 8, 3),
+        (0, 16, 128, 8, None),
+        (None, 16, 128, 8, None),
+    ],
+)
+def test_how_many_positives_a_batch_is_to_hold(
+    asked: Any, positive: int, negative: int, batch_size: int, expected: int | None
+) -> None:
+    found = positives_in_batch(asked, [1] * positive + [0] * negative, batch_size)
+    assert found == expected
+    if found and positive:
+        StratifiedBatchSampler([1] * positive + [0] * negative, batch_size, found)
 
 
 @pytest.mark.parametrize("positives", [0, 4])

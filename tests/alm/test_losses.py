@@ -449,7 +449,7 @@ class CountedCohort:
 KNOBS = {
     "gamma": 1.5, "margin": 0.5, "positive_weight": 8.0, "beta": 0.99, "max_margin": 0.4, "ldam_scale": 20.0,
     "only_split": 3, "max_fpr": 0.3, "log_offset": 1e-4, "normalise_weights": False, "cohort_data": CountedCohort(),
-    "batch_size": 32, "positives_per_batch": None, "tau": 0.7, "vs_gamma": 0.3, "smoothing": 0.2,
+    "batch_size": 32, "train": {"positives": None}, "tau": 0.7, "vs_gamma": 0.3, "smoothing": 0.2,
 }  # fmt: skip
 CONFIGURED = {
     "bce": BinaryCrossEntropy(),
@@ -486,7 +486,7 @@ def test_config_part_builds_the_loss_from_the_knobs(name: str) -> None:
 @pytest.mark.parametrize(("positives", "counts"), [(8, (24, 8)), (40, (1, 40))])
 def test_losses_that_know_the_prior_take_that_of_the_batches(positives: int, counts: tuple[int, int]) -> None:
     """More positives than a batch holds are refused by what draws them, not here."""
-    parser = ConfigParser(KNOBS | {"positives_per_batch": positives, "loss": f"%{PARTS}::la"})
+    parser = ConfigParser(KNOBS | {"train": {"positives": positives}, "loss": f"%{PARTS}::la"})
     parser.resolve_macro_and_relative_ids()
     logits, label = batch(0)
     assert torch.equal(parser.get_parsed_content("loss")(logits, label), VectorScaling(counts, tau=0.7)(logits, label))

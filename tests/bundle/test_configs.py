@@ -201,7 +201,7 @@ def test_a_setting_that_cannot_be_meant_is_refused_at_once(
         ({"normalisation": "none "}, 'normalisation must be one of paper, mean, got "none "'),
         ({"architecture": "vgg"}, 'architecture must be one of two_branch, residual, got "vgg"'),
         ({"profile": "desktop"}, 'There is no profile "desktop". Choose one of: laptop, clinical'),
-        ({"preset": "code"}, 'There is no preset "code". Choose one of: default, last_epoch, paper'),
+        ({"preset": "code"}, 'There is no preset "code". Choose one of: default, recommended, last_epoch'),
         ({"checkpoint_rule": "latest"}, 'checkpoint_rule must be one of best, official, last, got "latest"'),
         ({"checkpoint_rule": "last", "patience": 3}, "patience 3 waits for a better epoch, and checkpoint_rule last"),
         ({"ema": 1}, "ema must be 0 (no average) or a decay below 1, such as 0.99, got 1."),
@@ -291,7 +291,7 @@ def test_every_loss_trains_an_epoch(manifest: Path, tmp_path: Path, loss: str) -
 def test_other_settings_train(manifest: Path, tmp_path: Path, override: dict[str, Any]) -> None:
     run = train(manifest, tmp_path / "run", splits=1, max_epochs=1, **override)
     assert (run / "scores.csv").exists()
-    name = override.get("preset", "last_epoch")
+    name = override.get("preset", "recommended")
     settings = json.loads((run / "config.json").read_text())["settings"]
     assert settings["score"] == override.get("score", preset(name).score)  # also where the preset says it
     for record in (

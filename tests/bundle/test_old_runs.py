@@ -125,11 +125,11 @@ def test_a_run_made_before_keeps_its_preprocessing_unless_another_is_asked_for(
     run = RunFolder(shutil.copytree(BEFORE / "run", tmp_path / "run"))
     record = json.loads(run.config.read_text())
     config = workflow(Path("cohort/manifest.csv"), run.path, **record_settings(record)).parser.get()
-    with pytest.raises(InputError, match='other settings:\n  checkpoint_rule: "best" -> "last"\n  preprocessing: '):
+    with pytest.raises(InputError, match='other settings:\n  checkpoint_rule: "best" -> "last"\n  p'):
         refuse_other_settings(run, config)
     refuse_other_settings(run, as_it_began(config, record["config"]))
     said = capsys.readouterr().out
-    assert "defaults of an earlier version and goes on as it began: preprocessing, preset." in said
+    assert "defaults of an earlier version and goes on as it began: positives_per_batch, preprocessing, preset." in said
     mine = config | {"preprocessing": config["preprocessing"][:-1]}
     with pytest.raises(InputError, match="holds a run with other settings:\n  preprocessing: "):
         refuse_other_settings(run, as_it_began(mine, record["config"]))
@@ -182,7 +182,8 @@ def test_a_run_of_another_seed_says_that_it_keeps_its_seeds(
     record = json.loads((BEFORE / "run" / "config.json").read_text())
     config = workflow(Path("cohort/manifest.csv"), tmp_path / "run", seed=1).parser.get()
     as_it_began(config, record["config"])
-    assert "goes on as it began: preprocessing, preset, seed_everything, train." in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "goes on as it began: positives_per_batch, preprocessing, preset, seed_everything, train." in said
 
 
 def record_settings(record: dict[str, Any]) -> dict[str, Any]:
