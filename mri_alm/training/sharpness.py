@@ -70,7 +70,7 @@ class SharpnessAware:
             layer.track_running_stats = first
 
     def _second_pass(self, engine: Any) -> None:
-        image, label, *_ = engine.prepare_batch(engine.state.batch, engine.state.device, engine.non_blocking)
+        image, label = engine.state.output["image"], engine.state.output["label"]  # on their device by now
         engine.optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cuda", **(engine.amp_kwargs or {}), enabled=bool(engine.scaler)):
             loss = engine.loss_function(engine.inferer(image, engine.network), label)
