@@ -14,8 +14,10 @@ CORE := $(VENV)/.core
 demo: $(CORE)
 	$(BIN)/python -m mri_alm demo
 
-# Two files of tests at a time, a thread each, but for those that need the machine to themselves.
+# Two files of tests at a time, a thread each, but for those that need the machine to themselves. The package is compiled
+# before: where Python is told to write no bytecode, each of the programs that tests start would compile it again.
 test: environment
+	$(BIN)/python -m compileall -q mri_alm
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone"
 
 # Two Ray nodes on this machine, which do not come up beside other programs on two cores.

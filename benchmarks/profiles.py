@@ -21,7 +21,7 @@ from mri_alm.networks import AutocastInferer, exam_network
 BATCH = 8
 
 
-def measure(name: str, micro_batch: int, steps: int) -> str:
+def measure(name: str, micro_batch: int, form: str, steps: int) -> str:
     """The line of a case; micro_batch 0: the whole batch at once."""
     chosen = profile(name)
     torch.manual_seed(0)
@@ -30,7 +30,7 @@ def measure(name: str, micro_batch: int, steps: int) -> str:
     network = exam_network(chosen.architecture, diffusion_channels=2, t2_channels=1, **options)
     network = network.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
     image, label = torch.randn(BATCH, 3, *chosen.size), (torch.arange(BATCH) % 8 == 0).float()
-    inferer = AutocastInferer(chosen.bfloat16, micro_batch or None)
+    inferer = AutocastInferer(form == "bfloat16", micro_batch or None)
     objective = AugmentedLagrangian(nn.BCEWithLogitsLoss(), BATCH, mu=1e-3)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     wall, processor = [], []
@@ -41,7 +41,7 @@ def measure(name: str, micro_batch: int, steps: int) -> str:
         processor.append(time.process_time() - used)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return (
-        f"| {name} | {micro_batch or 'none'} | {min(processor):.2f} | {min(wall):.2f} | {peak - before:.0f} | "
+        f"| {name} | {micro_batch or 'none'} | {form} | {min(processor):.2f} | {min(wall):.2f} | {peak - before:.0f} | "
         f"{sum(parameter.numel() for parameter in network.parameters()):,} |"
     )
 
@@ -49,15 +49,19 @@ def measure(name: str, micro_batch: int, steps: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--case", nargs=2, metavar=("PROFILE", "MICRO_BATCH"), help="one case, in this process")
+    parser.add_argument(
+        "--case", nargs=3, metavar=("PROFILE", "MICRO_BATCH", "FORMAT"), help="one case, in this process"
+    )
     arguments = parser.parse_args()
     if arguments.case:
-        print(measure(arguments.case[0], int(arguments.case[1]), arguments.steps))
+        name, micro_batch, form = arguments.case
+        print(measure(name, int(micro_batch), form, arguments.steps))
         return
     print(f"torch {torch.__version__}, one thread, batch {BATCH}, load of the machine {os.getloadavg()[0]:.1f}")
-    print("| profile | micro-batch | processor s a step | s a step | MB above the start | parameters |")
-    print("|---|---|---|---|---|---|", flush=True)
-    for case in (("laptop", "0"), ("laptop", "4"), ("clinical", "0"), ("clinical", "4"), ("clinical", "1")):
+    print("| profile | micro-batch | format | processor s a step | s a step | MB above the start | parameters |")
+    print("|---|---|---|---|---|---|---|", flush=True)
+    cases = [("laptop", "0"), ("laptop", "4"), ("clinical", "0"), ("clinical", "4"), ("clinical", "1")]
+    for case in [*((*one, "float32") for one in cases), ("laptop", "0", "bfloat16"), ("clinical", "0", "bfloat16")]:
         words = [sys.executable, __file__, "--steps", str(arguments.steps), "--case", *case]
         subprocess.run(words, check=True)  # noqa: S603 - this program itself
 

@@ -31,31 +31,33 @@ from mri_alm.runtime.tables import read_table
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "recipe"
 REFERENCE: dict[str, Any] = {"mu0": 0, "max_epochs": 30, "preset": "default"}
-BOTH = REFERENCE | {"positives_per_batch": 2, "fusion": "spatial"}
-TOGETHER = BOTH | {
-    "optimiser": "adamw",
-    "weight_decay": 0.01,
-    "schedule": "cosine",
-    "warmup": 2,
-    "checkpoint_rule": "last",
-}
+TWO = REFERENCE | {"positives_per_batch": 2}
+CONSTRAINT: dict[str, Any] = {"mu0": "auto"}
+COSINE: dict[str, Any] = {"optimiser": "adamw", "weight_decay": 0.01, "schedule": "cosine", "warmup": 2}
 VARIANTS: dict[str, dict[str, Any]] = {
     "reference": REFERENCE,
     "reference, other seed": REFERENCE | {"seed": 1},
-    "two positives": REFERENCE | {"positives_per_batch": 2},
-    "two positives, other seed": REFERENCE | {"positives_per_batch": 2, "seed": 1},
+    "two positives": TWO,
+    "two positives, other seed": TWO | {"seed": 1},
     "spatial": REFERENCE | {"fusion": "spatial"},
     "spatial, no registration": REFERENCE | {"fusion": "spatial", "register": False},
     "no registration": REFERENCE | {"register": False},
-    "ema, last": REFERENCE | {"checkpoint_rule": "last", "ema": 0.99},
-    "two positives, spatial": BOTH,
-    "together": TOGETHER,
-    "together, other seed": TOGETHER | {"seed": 1},
-    "together, late": TOGETHER | {"fusion": "late"},
-    "together, no registration": TOGETHER | {"register": False},
-    "together, constraint": TOGETHER | {"mu0": "auto", "mu_cap": 1},
-    "together, 16-32-64": TOGETHER | {"features": [16, 32, 64]},
-    "together, ema": TOGETHER | {"ema": 0.99},
+    "together": TWO | {"fusion": "spatial", "checkpoint_rule": "last"} | COSINE,
+    "constraint": REFERENCE | CONSTRAINT,
+    "two positives, constraint": TWO | CONSTRAINT,
+    "two positives, decayed": TWO | CONSTRAINT | {"mu_cap": 1, "dual_decay": 0.2},
+    "two positives, tolerant": TWO | CONSTRAINT | {"mu_cap": 1, "tolerance": 0.05},
+    "two positives, penalty": TWO | CONSTRAINT | {"mu_cap": 1, "dual_rate": 0},
+    "two positives, AUC margin": TWO | {"loss": "aucm"},
+    "two positives, partial AUC": TWO | {"loss": "pauc"},
+    "two positives, logit adjustment": TWO | {"loss": "la"},
+    "two positives, vector scaling": TWO | {"loss": "vs"},
+    "two positives, smoothed": TWO | {"loss": "ls"},
+    "two positives, SAM": TWO | {"sam_radius": 0.05},
+    "two positives, EMA": TWO | {"ema": 0.99, "checkpoint_rule": "last"},
+    "two positives, cosine": TWO | COSINE,
+    "two positives, field": TWO | {"augmentation": "field"},
+    "two positives, 16-32-64": TWO | {"features": [16, 32, 64]},
 }
 
 
