@@ -28,16 +28,17 @@ def main() -> None:
     parser.add_argument("work", type=Path, help="folder of the cohort, the runs and resolution.json")
     parser.add_argument("--train", type=int, default=300, help="training exams (default %(default)s)")
     parser.add_argument("--test", type=int, default=300, help="test exams (default %(default)s)")
+    parser.add_argument("--ratio", type=int, default=8, help="negatives per positive (default %(default)s)")
     parser.add_argument("--seeds", type=int, default=3, help="trainings per grid (default %(default)s)")
     parser.add_argument("--grids", type=float, nargs="+", choices=GRIDS, default=list(GRIDS), help="spacings in mm")
     known, settings = parser.parse_known_args()  # what is left are settings of the main job
     cohort = known.work / "phantom"
-    make_cohort(cohort, train=known.train, test=known.test, difficulty="real")
+    make_cohort(cohort, train=known.train, test=known.test, ratio=known.ratio, difficulty="real")
     path = known.work / "resolution.json"
     rows: list[dict[str, Any]] = read_json(path)["trainings"] if path.exists() else []
     for seed in range(known.seeds):  # a whole comparison first, then its repetitions
         for spacing in known.grids:
-            row = {"spacing_mm": spacing, "seed": seed, "train": known.train, "settings": settings}
+            row = {"spacing_mm": spacing, "seed": seed, "train": known.train, "ratio": known.ratio, "settings": settings}
             if not any(row.items() <= done.items() for done in rows):
                 rows.append(row | train(known.work / f"{spacing}_{seed}", cohort / "manifest.csv", row))
                 write_json(path, {"trainings": rows})

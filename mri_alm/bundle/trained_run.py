@@ -33,6 +33,7 @@ logger = logging.getLogger("mri_alm")
 
 SCORE_COLUMNS = (
     "study", "logit", "score", "spread", "threshold", "dce_needed", "warnings", "quality", "model_note",
+    "gland_ml", "gland_confidence",
 )  # fmt: skip
 
 
@@ -267,7 +268,8 @@ def score_rows(
         warnings = " | ".join([*report["warnings"], *quality.warnings, *unlike(report, trained_on)])
         decided = int(needed or quality.level == BELOW_GATE) if point.n_positive else ""
         cells = (n, float(x), float(s), float(d), threshold, decided, warnings, str(quality), training_note(trained_on))
-        rows.append(dict(zip(SCORE_COLUMNS, cells, strict=True)))
+        gland = (report.get("gland_ml", ""), report.get("gland_confidence", ""))
+        rows.append(dict(zip(SCORE_COLUMNS, cells + gland, strict=True)))
     return rows
 
 

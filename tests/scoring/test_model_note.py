@@ -39,7 +39,7 @@ def test_below_the_gate_contrast_is_asked_for_whatever_the_score() -> None:
     reports = {
         "good": FINE,
         "coarse": FINE | {"t2_spacing_mm": [1.5, 1.5, 3], "warnings": ["Two axial T2."]},
-        "other": FINE | {"vendor": "ge", "hbv_b": 1400},
+        "other": FINE | {"vendor": "ge", "hbv_b": 1400, "gland_ml": 41.5, "gland_confidence": 0.913},
     }
     logits = np.full((3, 2), -5.0)
     rows = score_rows(list(reports), logits, POINT, reports, trained_on=SYNTHETIC)
@@ -57,6 +57,8 @@ def test_below_the_gate_contrast_is_asked_for_whatever_the_score() -> None:
     )
     assert {row["model_note"] for row in rows} == {"trained on synthetic exams"}
     assert list(rows[0])[:7] == ["study", "logit", "score", "spread", "threshold", "dce_needed", "warnings"]
+    glands = [(row["gland_ml"], row["gland_confidence"]) for row in rows]
+    assert glands == [("", ""), ("", ""), (41.5, 0.913)], "where a model looks for it"
 
 
 def test_training_records_what_it_saw(trained: Path) -> None:

@@ -100,7 +100,7 @@ def test_hardest_positives_by_hand() -> None:
 def test_scores_have_the_promised_columns_and_one_row_per_test_exam(manifest: Path, trained: Path) -> None:
     header, *rows = csv.reader((trained / "scores.csv").read_text().splitlines())
     assert header[:7] == ["study", "logit", "score", "spread", "threshold", "dce_needed", "warnings"]
-    assert header[7:] == ["quality", "model_note"]
+    assert header[7:] == ["quality", "model_note", "gland_ml", "gland_confidence"]
     assert [row[0] for row in rows] == [row["study"] for row in read_rows(manifest) if row["side"] == "test"]
     threshold = load(trained / "threshold.json")["threshold"]
     for _, logit, score, spread, tau, needed, *_ in rows:
