@@ -38,7 +38,8 @@ def main() -> None:
     rows: list[dict[str, Any]] = read_json(path)["trainings"] if path.exists() else []
     for seed in range(known.seeds):  # a whole comparison first, then its repetitions
         for spacing in known.grids:
-            row = {"spacing_mm": spacing, "seed": seed, "train": known.train, "ratio": known.ratio, "settings": settings}
+            row = {"spacing_mm": spacing, "seed": seed, "train": known.train, "ratio": known.ratio}
+            row |= {"settings": settings}
             if not any(row.items() <= done.items() for done in rows):
                 rows.append(row | train(known.work / f"{spacing}_{seed}", cohort / "manifest.csv", row))
                 write_json(path, {"trainings": rows})
