@@ -15,7 +15,7 @@ from typing import Any
 
 from monai.transforms import Transform
 
-from mri_alm.bundle.settings import RENAMED_SETTINGS
+from mri_alm.bundle.settings import CHOICES, RENAMED_SETTINGS, profile
 from mri_alm.bundle.transforms import LoadRegisteredExamd
 
 logger = logging.getLogger("mri_alm")
@@ -92,6 +92,8 @@ OWN_PARTS: dict[str, tuple[frozenset[str], str, tuple[Any, ...]]] = {
     # positives, where they were as they came
     "preset": (frozenset({"1080a60800d9e5bd", "e6f6a80de731867e"}), "f1af9a4d61178230", ()),
     "positives_per_batch": (frozenset({"74234e98afe7498f"}), "005d631b25db4220", ()),
+    # that of the clinical profile, which had the laptop's
+    "learning_rate": (frozenset({"8d938122d3904436"}), "2a64947797caba97", ()),
 }
 _OF_SEEDS = {"seed_everything", "train"}
 
@@ -150,7 +152,7 @@ def as_it_began(config: dict[str, Any], theirs: Mapping[str, Any]) -> dict[str, 
     kept = {
         name: _with_theirs(config[name], canonical(theirs[name]), place)
         for name, (earlier, ships, place) in OWN_PARTS.items()
-        if name in theirs and part_digest(config.get(name)) == ships and part_digest(theirs[name]) in earlier
+        if name in theirs and part_digest(_shipped(config, name)) == ships and part_digest(theirs[name]) in earlier
     }
     changed = kept.keys() - (set() if config.get("seed") else _OF_SEEDS)
     if changed:
@@ -160,6 +162,13 @@ def as_it_began(config: dict[str, Any], theirs: Mapping[str, Any]) -> dict[str, 
             ", ".join(sorted(changed)),
         )
     return config | kept
+
+
+def _shipped(config: Mapping[str, Any], name: str) -> Any:
+    """A part, or the value that the config's profile gives in its place."""
+    value = config.get(name)
+    given = isinstance(value, str) and value.startswith(CHOICES[1])
+    return getattr(profile(config["profile"]), name) if given else value
 
 
 def _with_theirs(mine: Any, theirs: Any, place: tuple[Any, ...]) -> Any:

@@ -34,6 +34,7 @@ class Profile:
         norm: Its normalisation, as MONAI names it.
         bfloat16: See :class:`mri_alm.networks.AutocastInferer`.
         micro_batch: Exams in memory at a time; None: the whole batch.
+        learning_rate: Of the optimiser.
     """
 
     spacing: list[float]
@@ -43,6 +44,7 @@ class Profile:
     norm: list[Any]
     bfloat16: bool | str
     micro_batch: int | None
+    learning_rate: float
 
 
 PROFILES = {
@@ -54,6 +56,7 @@ PROFILES = {
         norm=["instance", {"affine": True}],
         bfloat16=False,
         micro_batch=None,
+        learning_rate=0.002,
     ),
     "clinical": Profile(
         spacing=[0.75, 0.75, 3.0],
@@ -63,6 +66,7 @@ PROFILES = {
         norm=["group", {"num_groups": 8}],
         bfloat16="gpu",
         micro_batch=2,
+        learning_rate=0.0005,  # at twice this and more the network learns nothing for 20 epochs (docs/recipe.md)
     ),
 }
 
