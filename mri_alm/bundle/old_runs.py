@@ -93,7 +93,7 @@ OWN_PARTS: dict[str, tuple[frozenset[str], str, tuple[Any, ...]]] = {
     "preset": (frozenset({"1080a60800d9e5bd", "e6f6a80de731867e"}), "f1af9a4d61178230", ()),
     "positives_per_batch": (frozenset({"74234e98afe7498f"}), "005d631b25db4220", ()),
     # that of the clinical profile, which had the laptop's
-    "learning_rate": (frozenset({"8d938122d3904436"}), "2a64947797caba97", ()),
+    "learning_rate": (frozenset({"8d938122d3904436"}), "aa63f092f4070e5c", ()),
 }
 _OF_SEEDS = {"seed_everything", "train"}
 

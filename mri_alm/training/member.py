@@ -257,7 +257,10 @@ def train_in_turn(
             train(split, progress)
             before += epochs - len(histories[-1]) if histories else 0  # those that patience spared
             if process_rank() == 0 and histories and histories[-1]:
-                logger.info("%s", split_line(histories[-1], f"split {split + 1}/{config['splits']}"))
+                title = f"split {split + 1}/{config['splits']}"
+                logger.info("%s", split_line(histories[-1], title))
+                if doubt := not_learnt(histories[-1]):
+                    logger.warning("%s  %s", title, doubt)
 
 
 def epoch_line(history: History, title: str, epochs: int, left: float) -> str:
@@ -284,6 +287,17 @@ def split_line(history: History, title: str) -> str:
     best = max(history, key=lambda report: report[name])
     highest = f"highest {metric_name(name)} {best[name]:.3f} in epoch {best['epoch']:.0f}"
     return f"{title}  trained: {len(history)} epochs, {highest}"
+
+
+def not_learnt(history: History) -> str:
+    """What to say of a training of ten epochs or more that has not learnt even its own exams; empty of others."""
+    found = history[-1].get("train_auc", 1.0)
+    if len(history) < 10 or not found < 0.6:
+        return ""
+    return (
+        f"has learnt next to nothing: after {len(history)} epochs the AUC on its own training exams is {found:.2f}, "
+        "and guessing has 0.5. Lower --learning_rate, train longer, and look at the pictures and the labels."
+    )
 
 
 def metric_name(name: str) -> str:
