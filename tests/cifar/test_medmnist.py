@@ -281,7 +281,7 @@ def test_the_tables_have_their_methods_and_the_null_of_the_baseline(name: str) -
         "bce": {"loss": "bce", "mu0": 0},
         "alm_bce8": {"loss": "bce", "positives_per_batch": 8, "mu0": "auto"},
         "aucm": {"loss": "aucm", "positives_per_batch": 8, "mu0": 0},
-        "bce8ema": {"loss": "bce", "positives_per_batch": 8, "mu0": 0, "ema": 0.99},
+        "bce8ema": {"loss": "bce", "positives_per_batch": 8, "mu0": 0, "ema": 0.99, "checkpoint_rule": "last"},
         "bce8best": {"loss": "bce", "positives_per_batch": 8, "mu0": 0, "checkpoint_rule": "best"},
     }
     assert table.method("bce8sam").settings == settings["bce8"] | {"sam_radius": 0.05}
