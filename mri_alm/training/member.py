@@ -257,10 +257,7 @@ def train_in_turn(
             train(split, progress)
             before += epochs - len(histories[-1]) if histories else 0  # those that patience spared
             if process_rank() == 0 and histories and histories[-1]:
-                title = f"split {split + 1}/{config['splits']}"
-                logger.info("%s", split_line(histories[-1], title))
-                if doubt := not_learnt(histories[-1]):
-                    logger.warning("%s  %s", title, doubt)
+                say_split(histories[-1], f"split {split + 1}/{config['splits']}")
 
 
 def epoch_line(history: History, title: str, epochs: int, left: float) -> str:
@@ -279,6 +276,13 @@ def epoch_line(history: History, title: str, epochs: int, left: float) -> str:
         parts.append(f"constraint {100 * report['alm_term'] / total:.0f} % of loss")
     unit, size = next((one for one in (("h", 3600), ("min", 60)) if left >= 1.5 * one[1]), ("s", 1))
     return "  ".join([*parts, f"{left / size:.0f} {unit} left"])
+
+
+def say_split(history: History, title: str) -> None:
+    """Tell the terminal what a split came to, and whether it came to anything."""
+    logger.info("%s", split_line(history, title))
+    if doubt := not_learnt(history):
+        logger.warning("%s  %s", title, doubt)
 
 
 def split_line(history: History, title: str) -> str:

@@ -52,7 +52,7 @@ from mri_alm.runtime.progress import progress_bar
 from mri_alm.runtime.pseudonyms import state_folder
 from mri_alm.runtime.tables import read_table, write_csv
 from mri_alm.runtime.tasks import Pool, TaskResult, run_tasks
-from mri_alm.training.member import Member, SplitTraining, claimed, split_line, splits_to_train, train_in_turn
+from mri_alm.training.member import Member, SplitTraining, claimed, say_split, splits_to_train, train_in_turn
 from mri_alm.training.tracking import MlflowRun, check_tracking, tracking
 
 logger = logging.getLogger("mri_alm")
@@ -211,7 +211,7 @@ class TrainingRun:
                     failed.append(outcome)
                 else:
                     history = self.splits.record(outcome.item)["epochs"]
-                    logger.info("%s", split_line(history, f"split {outcome.item + 1}/{self.config['splits']}"))
+                    say_split(history, f"split {outcome.item + 1}/{self.config['splits']}")
                     if tracker:
                         tracker.epochs(outcome.item, history)
         for outcome in sorted(failed, key=lambda one: not one.trace):  # a bug shows its traceback

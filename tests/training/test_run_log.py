@@ -9,7 +9,7 @@ import pytest
 
 from mri_alm.bundle.run_folder import RunFolder
 from mri_alm.errors import InputError
-from mri_alm.training.member import epoch_line, not_learnt, run_log, split_line, train_in_turn
+from mri_alm.training.member import epoch_line, not_learnt, run_log, say_split, split_line, train_in_turn
 
 EPOCH = {"epoch": 1, "val_auc": 0.5, "train_auc": 0.5, "base_loss": 0.62, "alm_term": 0.38}
 
@@ -34,7 +34,8 @@ def test_the_line_of_a_split_names_its_highest_metric_and_the_first_epoch_of_it(
     assert split_line(history, "split 2/3") == "split 2/3  trained: 3 epochs, highest val AUC 0.800 in epoch 2"
 
 
-def test_a_training_that_learnt_nothing_says_so() -> None:
+def test_a_training_that_learnt_nothing_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     history = [{"epoch": float(epoch), "val_auc": 0.5, "train_auc": 0.55} for epoch in range(1, 11)]
     said = not_learnt(history)
     assert "after 10 epochs the AUC on its own training exams is 0.55" in said
@@ -42,6 +43,9 @@ def test_a_training_that_learnt_nothing_says_so() -> None:
     assert not_learnt(history[:9]) == "", "too early to say"
     assert not_learnt([*history[:9], {"epoch": 10.0, "val_auc": 0.5, "train_auc": 0.6}]) == ""
     assert not_learnt([*history[:9], {"epoch": 10.0, "val_accuracy": 0.5}]) == "", "of several classes"
+    say_split(history, "split 2/3")
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
+    assert caplog.messages[1] == f"split 2/3  {said}"
 
 
 def test_splits_in_turn_say_each_epoch_once_and_not_those_of_an_earlier_start(caplog: pytest.LogCaptureFixture) -> None:
