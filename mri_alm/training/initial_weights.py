@@ -18,7 +18,10 @@ MOST_IMAGES = 3  # channels of an exam: a convolution of so many or fewer looks 
 
 
 def start_from(network: nn.Module, path: Path | str | None) -> dict[str, Any]:
-    """Put those weights of a ``model.pt`` into a network that fit it; what does not fit stays as it was drawn.
+    """Put those weights of a file into a network that fit it; what does not fit stays as it was drawn.
+
+    The file is a ``model.pt`` of ours, or one with weights under the name ``state_dict``, as MedicalNet's and many
+    others are; ``module.`` in front of all their names, which training on several GPUs leaves there, is taken off.
 
     A tensor is taken where name and shape are the same. A first convolution of other input channels is adapted: the
     mean of the file's over its inputs, times the file's number of inputs over the network's, so that an image of equal
@@ -26,7 +29,7 @@ def start_from(network: nn.Module, path: Path | str | None) -> dict[str, Any]:
 
     Args:
         network: Changed in place.
-        path: Of another run; None: nothing is done.
+        path: The file; None: nothing is done.
 
     Returns:
         For the record: the file's SHA-256, and the names of the tensors that were ``loaded``, ``adapted`` and
@@ -38,10 +41,7 @@ def start_from(network: nn.Module, path: Path | str | None) -> dict[str, Any]:
     if path is None:
         return {}
     path = Path(path)
-    given = load_tensors(path).get("model")
-    if not isinstance(given, Mapping) or not all(isinstance(one, Tensor) for one in given.values()):
-        raise InputError(f"{path} holds no weights under the name model. --init_weights takes the model.pt of a run.")
-    own = network.state_dict()
+    given, own = _weights(path), network.state_dict()
     taken = {name: tensor for name, tensor in given.items() if name in own and _form(tensor) == _form(own[name])}
     adapted = {name: _averaged(given[name], own[name]) for name in own if _is_first(given.get(name), own[name])}
     if not adapted and all(tensor.ndim < 2 for tensor in taken.values()):  # the last bias fits any network
@@ -57,11 +57,23 @@ def start_from(network: nn.Module, path: Path | str | None) -> dict[str, Any]:
         "adapted": sorted(adapted),
         "skipped": sorted(own.keys() - taken.keys() - adapted.keys()),
     }
-    logger.info("Initial weights: %s.", "; ".join(f"{len(names)} tensors {what}" for what, names in report.items()))
+    counts = ", ".join(f"{what} {len(names)}" for what, names in report.items())
+    logger.info("Initial weights, tensors: %s.", counts)
     for what in ("adapted", "skipped"):
         if report[what]:
             logger.info("Initial weights, %s: %s.", what, ", ".join(report[what]))
     return {"sha256": sha256(path)} | report
+
+
+def _weights(path: Path) -> dict[str, Tensor]:
+    state = load_tensors(path)
+    given = state.get("model", state.get("state_dict"))
+    if not isinstance(given, Mapping) or not all(isinstance(one, Tensor) for one in given.values()):
+        raise InputError(
+            f"{path} holds no weights under the names model or state_dict. --init_weights takes the model.pt of a run, "
+            "or a PyTorch file with a state_dict."
+        )
+    return {str(name).removeprefix("module."): tensor for name, tensor in given.items()}
 
 
 def _form(tensor: Tensor) -> tuple[torch.dtype, torch.Size]:

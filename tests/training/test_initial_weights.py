@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from monai.networks.nets.resnet import ResNet
 from small_cohort import train
 from torch import nn
 
@@ -34,10 +35,7 @@ def test_a_run_begins_with_the_weights_of_another_one(
     torch.testing.assert_close(after, before, rtol=0, atol=1e-20)
     record = json.loads((run / "split_0" / "split.json").read_text())["initial_weights"]
     assert record == {"sha256": sha256(source), "loaded": sorted(before), "adapted": [], "skipped": []}
-    assert (
-        f"Initial weights: {len(before)} tensors loaded; 0 tensors adapted; 0 tensors skipped."
-        in capsys.readouterr().out
-    )
+    assert f"Initial weights, tensors: loaded {len(before)}, adapted 0, skipped 0." in capsys.readouterr().out
     found = evaluate({"run": run / "scores.csv"}, manifest, run=run, draws=50)
     assert _known(found)["start"] == "Weights of another run where they fit, else random, seed 0."
     assert str(trained) not in json.dumps(found.run.settings)  # type: ignore[union-attr]
@@ -64,6 +62,25 @@ def test_a_first_convolution_of_other_channels_is_averaged(tmp_path: Path) -> No
     torch.testing.assert_close(network(image.expand(-1, 3, -1, -1, -1)), source(image.expand(-1, 2, -1, -1, -1)))
 
 
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_file_of_the_form_of_medicalnet_fits_monai_s_network(tmp_path: Path, zipped: bool) -> None:
+    """Names and form are those that MONAI's own loader of these files takes; the older ones are no zip archives."""
+    options = {"spatial_dims": 3, "shortcut_type": "B", "bias_downsample": False, "block_inplanes": (2, 3, 4, 5)}
+    source = ResNet("basic", [1, 1, 1, 1], n_input_channels=1, feed_forward=False, **options)
+    given = {f"module.{name}": torch.randn_like(tensor.float()) for name, tensor in source.state_dict().items()}
+    given |= {name: torch.tensor(7) for name in given if name.endswith("num_batches_tracked")}
+    torch.save({"state_dict": given, "epoch": 3}, tmp_path / "resnet.pth", _use_new_zipfile_serialization=zipped)
+    network = ResNet("basic", [1, 1, 1, 1], n_input_channels=3, num_classes=1, **options)
+    report = start_from(network, tmp_path / "resnet.pth")
+    assert (report["adapted"], report["skipped"]) == (["conv1.weight"], ["fc.bias", "fc.weight"])
+    source.load_state_dict({name.removeprefix("module."): tensor for name, tensor in given.items()})
+    own = network.state_dict()
+    for name in report["loaded"]:
+        assert torch.equal(own[name], source.state_dict()[name])
+    for channel in range(3):
+        torch.testing.assert_close(own["conv1.weight"][:, channel], given["module.conv1.weight"][:, 0] / 3)
+
+
 def test_what_is_no_start_is_refused(tmp_path: Path) -> None:
     network = TwoBranchCNN(features=(2, 4))
     assert start_from(network, None) == {}
@@ -71,7 +88,7 @@ def test_what_is_no_start_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^Nothing of .*other\.pt fits the network: it has \d+ tensors such"):
         start_from(network, other)
     save_tensors(tmp_path / "none.pt", {"weights": {}})
-    with pytest.raises(InputError, match=r"none\.pt holds no weights under the name model\."):
+    with pytest.raises(InputError, match=r"none\.pt holds no weights under the names model or state_dict\."):
         start_from(network, tmp_path / "none.pt")
     network.head.bias.data[0] = torch.nan
     lost = write(tmp_path / "lost.pt", network)
