@@ -110,6 +110,22 @@ def numbers_only(*, none: bool = False, **values: object) -> None:
             raise InputError(f"{name} must be a number, got {shown}.")
 
 
+def whole_only(*, none: bool = False, least: int | None = None, **values: object) -> None:
+    """Refuse values that are no whole numbers, and those below ``least``; ``none``: None is allowed.
+
+    Raises:
+        InputError: With the name of the first one.
+    """
+    numbers_only(none=none, **values)
+    for name, value in values.items():
+        if value is None:
+            continue
+        if not isinstance(value, numbers.Integral):
+            raise InputError(f"{name} must be a whole number, got {value}.")
+        if least is not None and value < least:
+            raise InputError(f"{name} must be {least} or more, got {value}.")
+
+
 def refuse_all(problems: Sequence[str]) -> None:
     """Refuse with a list of problems, the first ten of them; nothing where there is none.
 

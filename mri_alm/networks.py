@@ -354,6 +354,19 @@ class CosineContrast(NormalizedLinear):
         return self.scale * (cosines[:, 1:] - cosines[:, :1])
 
 
+def can_be_in_parts(network: nn.Module, size: int) -> None:
+    """Refuse a network in training of which `in_parts` would not be exact.
+
+    Raises:
+        InputError: If a layer normalises by the statistics of what it is given, as batch normalisation does.
+    """
+    if any(isinstance(layer, _BatchNorm) and layer.training for layer in network.modules()):
+        raise InputError(
+            f"micro_batch {size} cannot be exact with batch normalisation, which sees one part at a time: leave "
+            "micro_batch out, or choose another norm, such as instance."
+        )
+
+
 def in_parts(network: nn.Module, image: Tensor, size: int) -> Tensor:
     """The network's logits of a batch too large for memory, computed in parts and again in the backward pass.
 
@@ -368,13 +381,9 @@ def in_parts(network: nn.Module, image: Tensor, size: int) -> Tensor:
         size: Samples per part, >= 1.
 
     Raises:
-        InputError: If a layer normalises by the statistics of what it is given, as batch normalisation does.
+        InputError: See `can_be_in_parts`.
     """
-    if any(isinstance(layer, _BatchNorm) and layer.training for layer in network.modules()):
-        raise InputError(
-            f"micro_batch {size} cannot be exact with batch normalisation, which sees one part at a time: leave "
-            "micro_batch out, or choose another norm, such as instance."
-        )
+    can_be_in_parts(network, size)
     return torch.cat(
         [cast(Tensor, checkpoint(network, part, use_reentrant=False)) for part in torch.split(image, size)]
     )

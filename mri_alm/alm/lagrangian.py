@@ -19,7 +19,7 @@ from torch.nn import functional
 from mri_alm.alm.constraint import RankingConstraint, Violations
 from mri_alm.alm.processes import first_visits, gather, world_size
 from mri_alm.alm.schedule import MuSchedule, check_mu
-from mri_alm.errors import InputError, numbers_only, one_of
+from mri_alm.errors import InputError, one_of, whole_only
 
 logger = logging.getLogger("mri_alm")
 
@@ -182,10 +182,9 @@ class AugmentedLagrangian(nn.Module):
         super().__init__()
         self.constraint, self.schedule = constraint or RankingConstraint(), schedule or MuSchedule()
         check_mu(mu)
-        numbers_only(num_samples=num_samples, negative_bank=negative_bank)
+        whole_only(num_samples=num_samples, least=1)
+        whole_only(negative_bank=negative_bank)
         _check_bank(negative_bank, self.constraint)
-        if num_samples < 1:
-            raise InputError(f"num_samples must be 1 or more, got {num_samples}.")
         one_of("constraints_in_gradient", constraints_in_gradient, ("all", "last"))
         one_of("dual_update", dual_update, ("per_visit", "per_epoch"))
         self.base = base

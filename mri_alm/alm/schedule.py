@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mri_alm.alm.constraint import ScoreKind
-from mri_alm.errors import InputError, numbers_only, one_of
+from mri_alm.errors import InputError, numbers_only, one_of, whole_only
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,14 @@ class MuSchedule:
         self._refuse_what_is_no_number()
         if not 1 < self.rho < float("inf"):
             raise InputError(f"rho must be greater than 1 and finite, got {self.rho}: mu grows by this factor.")
-        if not self.margin >= 0:
-            raise InputError(f"mu_margin must be 0 or more, got {self.margin}.")
+        if not 0 <= self.margin < float("inf"):
+            raise InputError(f"mu_margin must be 0 or more and finite, got {self.margin}.")
         if isinstance(self.cap, str) and self.cap != "official":
             raise InputError(f'mu_cap must be a number, "official" or None, got "{self.cap}".')
         if not (self.cap is None or isinstance(self.cap, str)) and not self.cap >= 1:
             raise InputError(f"mu_cap is a multiple of mu0 and must be 1 or more (or None for no cap), got {self.cap}.")
-        if not self.auto_ratio > 0:
-            raise InputError(f"mu0_ratio must be greater than 0, got {self.auto_ratio}.")
+        if not 0 < self.auto_ratio < float("inf"):
+            raise InputError(f"mu0_ratio must be greater than 0 and finite, got {self.auto_ratio}.")
         if self.ratio_cap is not None and not self.ratio_cap > 0:
             raise InputError(f"ratio_cap must be greater than 0 (or None for no cap), got {self.ratio_cap}.")
         if self.gradient_cap is not None and not self.gradient_cap > 0:
@@ -75,7 +75,10 @@ class MuSchedule:
     def _refuse_what_is_no_number(self) -> None:
         numbers_only(rho=self.rho, mu_margin=self.margin, mu0_ratio=self.auto_ratio, dual_decay=self.dual_decay)
         numbers_only(none=True, ratio_cap=self.ratio_cap, gradient_cap=self.gradient_cap, dual_rate=self.dual_rate)
-        numbers_only(none=True, mu_start_epoch=self.start_epoch, mu_forced_epoch=self.forced_epoch)
+        whole_only(mu_start_epoch=self.start_epoch, least=0)
+        whole_only(none=True, mu_forced_epoch=self.forced_epoch, least=0)
+        if not isinstance(self.stop_at_one, bool):
+            raise InputError(f"mu_stop_at_one must be True or False, got {self.stop_at_one!r}.")
         if not isinstance(self.cap, str):
             numbers_only(none=True, mu_cap=self.cap)
 

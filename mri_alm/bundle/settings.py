@@ -33,7 +33,6 @@ class Profile:
         features: Channels of the network's stages.
         norm: Its normalisation, as MONAI names it.
         bfloat16: See :class:`mri_alm.networks.AutocastInferer`.
-        micro_batch: Exams in memory at a time; None: the whole batch.
         learning_rate: Of the optimiser.
     """
 
@@ -43,7 +42,6 @@ class Profile:
     features: list[int]
     norm: list[Any]
     bfloat16: bool | str
-    micro_batch: int | None
     learning_rate: float
 
 
@@ -55,7 +53,6 @@ PROFILES = {
         features=[8, 16, 32],
         norm=["instance", {"affine": True}],
         bfloat16=False,
-        micro_batch=None,
         learning_rate=0.002,
     ),
     "clinical": Profile(
@@ -65,7 +62,6 @@ PROFILES = {
         features=[16, 32, 64, 128],
         norm=["group", {"num_groups": 8}],
         bfloat16="gpu",
-        micro_batch=2,
         learning_rate=0.0002,  # at 0.001 and 0.002 it learnt nothing in 15 to 20 epochs (docs/recipe.md)
     ),
 }

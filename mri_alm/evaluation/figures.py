@@ -91,7 +91,7 @@ def score_figure(data: LabelledScores, model: ModelScores) -> Plot:
     figure.add_scatter(
         x=score[positive].tolist(), y=[i % 3 for i in range(len(names))], mode="markers", name="DCE needed", text=names,
         marker={"color": _POSITIVE, "symbol": "triangle-up", "size": 11, "line": {"color": _PAPER, "width": 1}},
-        hovertemplate="%{text}, score %{x:.4f}<extra></extra>",
+        hovertemplate="%{text}, score %{x:.6g}<extra></extra>",
     )  # fmt: skip
     figure.update_layout(
         yaxis={"domain": [0, 0.22], "visible": False, "range": [-1, 3]},

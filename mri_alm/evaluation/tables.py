@@ -271,7 +271,7 @@ def patients_table(data: LabelledScores) -> Table:
                 "outcome": "" if needed is None else _OUTCOMES[label, needed], "warnings": model.warnings[i],
             })  # fmt: skip
     cells = [
-        [r["study"], r["model"], str(r["label"]), f"{r['score']:.4f}", r["outcome"] or NO_VALUE, r["warnings"]]
+        [r["study"], r["model"], str(r["label"]), f"{r['score']:.6g}", r["outcome"] or NO_VALUE, r["warnings"]]
         for r in records
     ]
     header = ["Study", "Model", "Label", "Score", "Outcome", "Warnings"]

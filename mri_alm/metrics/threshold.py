@@ -124,6 +124,7 @@ class OperatingPoint:
             )
         n = fields.whole("n_positive")
         rank = fields.whole("rank", n)
+        runs = None if given.get("runs_on_this_cohort") is None else fields.whole("runs_on_this_cohort")
         if (given["threshold"] is None) != (rank == 0):
             raise fields.refused("threshold", f"null exactly where rank is 0 (rank is {rank})")
         if minmax:
@@ -140,7 +141,7 @@ class OperatingPoint:
             rule=fields.text("rule"),
             basis=fields.text("basis"),
             folds=fields.whole("folds") if minmax else 0,
-            runs_on_this_cohort=fields.whole("runs_on_this_cohort") if given.get("runs_on_this_cohort") else None,
+            runs_on_this_cohort=runs,
         )
 
 

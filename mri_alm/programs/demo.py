@@ -51,11 +51,11 @@ def _pairs(settings: dict[str, object]) -> list[str]:
 def decisions_and_truth() -> str:
     """The four exams, a line each, and what to look at next."""
     truth = {row["study"]: row["label"] for row in read_table(EXAMS / "manifest.csv", ("study", "label"))}
-    lines = ["", f"{'exam':<16}{'truth':<18}{'decision':<22}{'score':>6}{'threshold':>11}"]
+    lines = ["", f"{'exam':<16}{'truth':<18}{'decision':<22}{'score':>10}{'threshold':>12}"]
     for row in read_table(SCORES / "scores.csv", ("study", "score", "threshold", "dce_needed")):
-        numbers = [f"{float(row[name]):.3f}" if row[name] else "" for name in ("score", "threshold")]
+        numbers = [f"{float(row[name]):.4g}" if row[name] else "" for name in ("score", "threshold")]
         words = f"{WORDS[truth[row['study']]]:<18}{WORDS[row['dce_needed']]:<22}"
-        lines.append(f"{row['study']:<16}{words}{numbers[0]:>6}{numbers[1]:>11}")
+        lines.append(f"{row['study']:<16}{words}{numbers[0]:>10}{numbers[1]:>12}")
     return "\n".join(
         [
             *lines,

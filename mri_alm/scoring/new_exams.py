@@ -330,7 +330,7 @@ def _say(scored: Sequence[Mapping[str, Any]], studies: NewStudies, run: TrainedR
 def _title(row: Mapping[str, Any]) -> str:
     """What stands above an exam's picture: never its identity, always what the model is."""
     decision = {1: "DCE needed", 0: "DCE not needed", "": "no decision"}[row["dce_needed"]]
-    lines = [f"{row['study']}   score {row['score']:.3f}   {decision}   research only"]
+    lines = [f"{row['study']}   score {row['score']:.4g}   {decision}   research only"]
     lines += ["quality below gate: DCE needed whatever the score"] if row["quality"].startswith(BELOW_GATE) else []
     return "\n".join([*lines, *([f"model {row['model_note']}"] if row["model_note"] else [])])
 

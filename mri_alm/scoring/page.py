@@ -147,7 +147,7 @@ def _decision(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _number(score: float) -> str:
-    return f"{score:.4f}" if 0.0001 < score < 0.9999 else f"{score:.2g}"
+    return f"{score:.6g}"  # fewer digits could put a score on the other side of its threshold
 
 
 def _beside(output: Path, study: str) -> list[Path]:

@@ -55,6 +55,9 @@ class IndexedTrainer(SupervisedTrainer):
         return output
 
 
+_OF_A_PROCESS = 2_654_435_761  # seeds of processes are so far apart, modulo 2**32; those of runs by a multiple of 1e6
+
+
 class EpochSeed:
     """Seed batch order and augmentation by (seed, epoch), so that a resumed run repeats an unbroken one.
 
@@ -79,7 +82,7 @@ class EpochSeed:
         seed = self.seed + engine.state.epoch
         torch.manual_seed(seed)
         self.batches.set_epoch(engine.state.epoch)
-        self.dataset.transform.set_random_state(seed=seed + 1_000_003 * process_rank())
+        self.dataset.transform.set_random_state(seed=seed + _OF_A_PROCESS * process_rank())
 
 
 class Collected:

@@ -21,6 +21,7 @@ from mri_alm.bundle.run_folder import RunFolder
 from mri_alm.bundle.trained_run import load_member
 from mri_alm.cohort.manifest import Cohort
 from mri_alm.errors import InputError
+from mri_alm.networks import can_be_in_parts
 from mri_alm.runtime.atomic import explain_os_errors, sweep
 from mri_alm.runtime.files import DamagedFileError, read_json, sha256, write_json
 from mri_alm.runtime.interruption import reached
@@ -56,8 +57,11 @@ class Member:
         Raises:
             InputError: From what cannot be made, perhaps wrapped by MONAI.
         """
-        for part in ("objective_def", "optimizer", "epoch_end::selection", "inferer", *parts):
+        for part in ("objective_def", "optimizer", "epoch_end::selection", *parts):
             self.parser.get_parsed_content(part)
+        size = getattr(self.parser.get_parsed_content("inferer"), "micro_batch", None)
+        if size:
+            can_be_in_parts(self.parser.get_parsed_content("network_def"), size)
 
     def train(self, progress: Progress) -> Any:
         """Train to the end, from wherever an earlier start came to; gives the :class:`EpochEnd`.
@@ -75,7 +79,14 @@ class Member:
         progress(end.history)
         if not end.finished(trainer):
             trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: progress(end.history))
-            trainer.run()
+            try:
+                trainer.run()
+            except torch.OutOfMemoryError as error:
+                size = self.parser.get_parsed_content("batch_size")
+                raise InputError(
+                    f"The device's memory does not hold a step of {size} samples. Take fewer at a time: --micro_batch "
+                    f"{max(size // 4, 1)} (the same training, a third slower). Finished epochs are kept."
+                ) from error
         return end
 
     def network(self, weights: Path, form: str = "network") -> nn.Module:

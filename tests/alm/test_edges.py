@@ -5,11 +5,13 @@ import logging
 import math
 import pickle
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from small_cohort import train
 from torch import Tensor, nn
 
 from mri_alm.alm import batches
@@ -57,7 +59,7 @@ def test_what_is_no_number_is_refused_by_its_name(make: Callable[[Any], object],
         make(value)
 
 
-@pytest.mark.parametrize("name", ["ratio_cap", "gradient_cap", "dual_rate", "start_epoch", "forced_epoch", "cap"])
+@pytest.mark.parametrize("name", ["ratio_cap", "gradient_cap", "dual_rate", "forced_epoch", "cap"])
 @pytest.mark.parametrize("value", [True, [1], "1"])
 def test_what_may_be_none_is_a_number_else(name: str, value: Any) -> None:
     MuSchedule(**{name: None})
@@ -65,9 +67,25 @@ def test_what_may_be_none_is_a_number_else(name: str, value: Any) -> None:
         MuSchedule(**{name: value})
 
 
-def test_an_infinite_growth_is_refused() -> None:
-    with pytest.raises(InputError, match=r"^rho must be greater than 1 and finite, got inf: mu grows by this factor"):
-        MuSchedule(rho=INFINITY)
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: MuSchedule(rho=INFINITY), "rho must be greater than 1 and finite, got inf: mu grows by this factor"),
+        (lambda: MuSchedule(auto_ratio=INFINITY), "mu0_ratio must be greater than 0 and finite, got inf"),
+        (lambda: MuSchedule(margin=INFINITY), "mu_margin must be 0 or more and finite, got inf"),
+        (lambda: MuSchedule(start_epoch=1.5), "mu_start_epoch must be a whole number, got 1.5"),  # type: ignore[arg-type]
+        (lambda: MuSchedule(start_epoch=-3), "mu_start_epoch must be 0 or more, got -3"),
+        (lambda: MuSchedule(forced_epoch=-1), "mu_forced_epoch must be 0 or more, got -1"),
+        (lambda: MuSchedule(stop_at_one="no"), "mu_stop_at_one must be True or False, got 'no'"),  # type: ignore[arg-type]
+        (lambda: objective(num_samples=2.5), "num_samples must be a whole number, got 2.5"),
+        (lambda: objective(num_samples=0), "num_samples must be 1 or more, got 0"),
+        (lambda: objective(negative_bank=1.5), "negative_bank must be a whole number, got 1.5"),
+    ],
+)
+def test_a_number_that_cannot_be_meant_is_refused(make: Callable[[], object], said: str) -> None:
+    """An infinite mu0_ratio would leave mu at 0 and train the base loss without a word."""
+    with pytest.raises(InputError, match=f"^{said}"):
+        make()
 
 
 @pytest.mark.parametrize("mu", [True, False, None, [1.0], np.bool_(True)])
@@ -189,6 +207,14 @@ def test_parts_of_a_batch_are_refused_with_batch_normalisation(norm: type[nn.Mod
     network = nn.Sequential(nn.Linear(3, 4), norm(4), nn.Linear(4, 1))
     with pytest.raises(InputError, match=r"^micro_batch 2 cannot be exact with batch normalisation"):
         AutocastInferer(micro_batch=2)(torch.randn(6, 3), network)
+
+
+def test_parts_of_a_batch_are_refused_before_anything_is_prepared(
+    manifest: Path, tmp_path: Path, refusal: Callable[..., str]
+) -> None:
+    settings = {"norm": "batch", "micro_batch": 2, "splits": 1}
+    assert "micro_batch 2 cannot be exact" in refusal(train, manifest, tmp_path / "run", **settings)
+    assert not (tmp_path / "run").exists()
 
 
 def test_parts_of_a_batch_are_allowed_where_its_statistics_are_fixed() -> None:

@@ -326,19 +326,19 @@ def test_every_value_of_a_profile_can_be_set_alone(name: str) -> None:
     config = resolved(Path(CONFIG)) | {"profile": name}
     shipped = {key: value for key, value in with_choices(config).items() if key in vars(profile(name))}
     assert shipped == vars(profile(name))
-    assert with_choices(config | {"micro_batch": 2})["micro_batch"] == 2
+    assert with_choices(config | {"bfloat16": True})["bfloat16"] is True
     check_values(with_choices(config))
 
 
 def test_an_epoch_of_the_clinical_profile_on_a_small_grid(tmp_path: Path) -> None:
-    """Its network, its number format and its micro-batches; the run records what they were, and is gone on with."""
+    """Its network and its number format; the run records what they were, and is gone on with."""
     manifest = write_cohort(tmp_path / "cohort", 6, 0)
     of_profile = {f"{key}": f"$@profiled.{key}" for key in ("features", "norm")}
     options = {"profile": "clinical", "size": [32, 32, 16], "spacing": [3.0, 3.0, 3.0], "validation": 0.5}
     options |= {"splits": 1, "max_epochs": 1} | of_profile
     run = RunFolder(train(manifest, tmp_path / "run", **options))
     settings, chosen = run.settings, profile("clinical")
-    names = ("architecture", "features", "norm", "bfloat16", "micro_batch")
+    names = ("architecture", "features", "norm", "bfloat16")
     assert {name: settings[name] for name in names} == {name: getattr(chosen, name) for name in names}
     assert (settings["size"], settings["spacing"]) == ([32, 32, 16], [3.0, 3.0, 3.0])
     weights = load_tensors(run.split(0).model)["model"]

@@ -186,12 +186,13 @@ def test_a_run_of_another_seed_says_that_it_keeps_its_seeds(
     assert "goes on as it began: positives_per_batch, preprocessing, preset, seed_everything, train." in said
 
 
-def test_a_clinical_run_of_before_keeps_the_rate_that_it_began_with(
+def test_a_clinical_run_of_before_keeps_the_rate_and_the_parts_that_it_began_with(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = workflow(Path("cohort/manifest.csv"), tmp_path / "run", profile="clinical").parser.get()
-    assert as_it_began(now, now | {"learning_rate": 0.002})["learning_rate"] == 0.002
-    assert "goes on as it began: learning_rate." in capsys.readouterr().out
+    then = {"learning_rate": 0.002, "micro_batch": 2}
+    assert as_it_began(now, now | then) == now | then
+    assert "goes on as it began: learning_rate, micro_batch." in capsys.readouterr().out
     assert as_it_began(now, now | {"learning_rate": 0.001}) == now, "somebody's own: refused where it differs"
     laptop = now | {"profile": "laptop"}
     assert as_it_began(laptop, laptop | {"learning_rate": 0.002}) == laptop, "the same as now"

@@ -72,9 +72,9 @@ def said(source: str) -> list[str]:
 def test_decisions_in_words_the_failed_first_then_by_score(page: Path) -> None:
     assert said(page.read_text("utf-8")) == [
         "NOT SCORED (no_t2): no T2.",
-        "DCE needed: the score reaches the threshold of 0.5000.",
+        "DCE needed: the score reaches the threshold of 0.5.",
         "DCE needed whatever the score: the quality is below the gate.",
-        "DCE not needed: the score is below the threshold of 0.5000.",
+        "DCE not needed: the score is below the threshold of 0.5.",
     ]
 
 
@@ -98,7 +98,16 @@ def test_scores_lie_on_a_bar_even_in_the_logit(page: Path) -> None:
     assert list(places[0].values()) == pytest.approx(expected, abs=0.006)
     assert list(places[0]) == ["score", "low", "high", "threshold"]
     assert len(places) == 3
-    assert f"<small>{expit(-2.694):.4f}</small>" in page.read_text("utf-8")
+    assert f"<small>{expit(-2.694):.6g}</small>" in page.read_text("utf-8")
+
+
+def test_a_small_threshold_is_shown_below_the_score_that_reaches_it(tmp_path: Path) -> None:
+    """With four decimals 0.00125 would be 0.0013, above an exam of 0.00126 that needs DCE."""
+    rows = [row("A", 0.0, score=0.00126, threshold=0.00125, dce_needed=1)]
+    write_scores_page(tmp_path, rows, {}, threshold="")
+    source = (tmp_path / "index.html").read_text("utf-8")
+    assert said(source) == ["DCE needed: the score reaches the threshold of 0.00125."]
+    assert "0.00126" in source
 
 
 @pytest.mark.parametrize("score", [0.0, 1.0])
