@@ -1,11 +1,13 @@
 """Values that nobody means, infinite scores, saturated probabilities, copies, parts of a batch: right, or refused."""
 
 import copy
+import itertools
 import logging
 import math
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -29,7 +31,7 @@ from mri_alm.alm.losses_monai import AUCMargin
 from mri_alm.alm.schedule import MuSchedule
 from mri_alm.errors import InputError
 from mri_alm.networks import AutocastInferer, in_parts
-from mri_alm.training.engine import CheckpointRule
+from mri_alm.training.engine import CheckpointRule, EpochSeed
 
 INFINITY = math.inf
 
@@ -215,6 +217,29 @@ def test_parts_of_a_batch_are_refused_before_anything_is_prepared(
     settings = {"norm": "batch", "micro_batch": 2, "splits": 1}
     assert "micro_batch 2 cannot be exact" in refusal(train, manifest, tmp_path / "run", **settings)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_step_that_does_not_fit_the_memory_says_what_to_do(
+    manifest: Path, tmp_path: Path, refusal: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+    monkeypatch.setattr(AutocastInferer, "__call__", full)
+    said = refusal(train, manifest, tmp_path / "run", splits=1, batch_size=8)
+    assert "The device's memory does not hold a step of 8 samples. Take fewer at a time: --micro_batch 2 (" in said
+
+
+def test_runs_splits_processes_and_epochs_augment_from_seeds_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the configs ask for them: 1_000_003 times the run's seed, and 1000 times the split."""
+    seeds: list[int] = []
+    transform = SimpleNamespace(set_random_state=lambda seed: seeds.append(seed % 2**32))  # as MONAI takes it
+    batches = SimpleNamespace(set_epoch=lambda _: None)
+    for seed, split, rank, epoch in itertools.product(range(5), range(10), range(8), range(1, 41)):
+        monkeypatch.setattr("mri_alm.training.engine.process_rank", lambda rank=rank: rank)
+        event = EpochSeed(1_000_003 * seed + 1000 * split, SimpleNamespace(transform=transform), batches)
+        event(SimpleNamespace(state=SimpleNamespace(epoch=epoch)))  # type: ignore[arg-type]
+    assert len(set(seeds)) == len(seeds) == 5 * 10 * 8 * 40
 
 
 def test_parts_of_a_batch_are_allowed_where_its_statistics_are_fixed() -> None:
