@@ -41,6 +41,7 @@ CHOICES: dict[str, tuple[str, str, str, str]] = {
     "filled batches": ("bce8", "bce", TWO, "reference"),
     "constraint, batches as they come": ("alm_bce", "bce", "constraint", "reference"),
     "constraint, filled batches": ("alm_bce8", "bce8", f"{TWO}, constraint", TWO),
+    "the same, a tenth of the run": ("held_bce8", "bce8", f"{TWO}, held", TWO),
     "the same with decay": ("decayed_bce8", "bce8", f"{TWO}, decayed", TWO),
     "the same with tolerance": ("tolerant_bce8", "bce8", f"{TWO}, tolerant", TWO),
     "penalty only": ("penalty_bce8", "bce8", f"{TWO}, penalty", TWO),

@@ -45,6 +45,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "together": TWO | {"fusion": "spatial", "checkpoint_rule": "last"} | COSINE,
     "constraint": REFERENCE | CONSTRAINT,
     "two positives, constraint": TWO | CONSTRAINT,
+    "two positives, held": TWO | {"mu0": "auto_run"},
     "two positives, decayed": TWO | CONSTRAINT | {"mu_cap": 1, "dual_decay": 0.2},
     "two positives, tolerant": TWO | CONSTRAINT | {"mu_cap": 1, "tolerance": 0.05},
     "two positives, penalty": TWO | CONSTRAINT | {"mu_cap": 1, "dual_rate": 0},
