@@ -114,9 +114,11 @@ def compare(task: Task, name: str, against: str) -> Compared | None:
     found, other = task.trained(name), task.trained(against)
     if found is None or other is None:
         return None
-    (label, method), (_, baseline) = found, other
+    (label, method), (other_label, baseline) = found, other
     if name.endswith("other seed"):
         baseline = Trained(baseline.score[:, :1])
+    if not np.array_equal(label, other_label):
+        raise SystemExit(f"{name} and {against} were tested on other exams, or in another order: compare them anew.")
     splits = min(len(method.score), len(baseline.score))
     return compare_trainings(label, Trained(method.score[:splits]), Trained(baseline.score[:splits]), TPR), splits
 

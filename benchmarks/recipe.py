@@ -1,12 +1,15 @@
 """One factor at a time: what makes the main command's model better? On phantoms, judged by exams it never saw.
 
 python pipelines/make_phantom.py data/phantom360 --train 144 --test 360
-python benchmarks/recipe.py --cohort data/phantom360/manifest.csv   # the same again goes on; --show: the table alone
+python benchmarks/recipe.py --cohort data/phantom360/manifest.csv --negatives 120   # the same again goes on
+python benchmarks/recipe.py --show   # the table of what is kept
 
 Each variant changes the reference in the settings named, with the same splits and seeds. The test scores of every
 member are kept (benchmarks/results/recipe/); figures are computed from them again at every start. Where a variant
 keeps the best epoch, the weights of its last one are scored too: "VARIANT, last". "..., mirrored": the mean logit of
-each exam and its mirror image, left to right. No setting, epoch or weight is chosen on test exams.
+each exam and its mirror image, left to right. Kept are the positives of the test part, then its negatives, each in the
+order of the manifest; --negatives keeps the first of them alone, to save time. No setting, epoch or weight is chosen on
+test exams.
 """
 
 import argparse
@@ -26,7 +29,7 @@ from mri_alm.bundle.trained_run import Ensemble, TrainedRun
 from mri_alm.cifar.job import brief
 from mri_alm.metrics.ranking import auc, fpr_at_fn
 from mri_alm.runtime.files import read_json, write_json
-from mri_alm.runtime.tables import read_table
+from mri_alm.runtime.tables import read_table, write_csv
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "recipe"
@@ -68,8 +71,8 @@ def kept_at(name: str) -> Path:
 
 def train(name: str, arguments: argparse.Namespace) -> None:
     """One variant, by the main command, and the scores of its members on the test part."""
-    run = arguments.runs / kept_at(name).stem
-    settings = VARIANTS[name] | {"cohort": arguments.cohort, "run_dir": run, "splits": arguments.splits, "threads": 1}
+    run, cohort = arguments.runs / kept_at(name).stem, fewer_negatives(arguments.cohort, arguments.negatives)
+    settings = VARIANTS[name] | {"cohort": cohort, "run_dir": run, "splits": arguments.splits, "threads": 1}
     command = [sys.executable, "-m", "monai.bundle", "run", "--config_file", "configs/prostate_alm.json"]
     for key, value in settings.items():
         command += [f"--{key}", str(value)]
@@ -77,7 +80,7 @@ def train(name: str, arguments: argparse.Namespace) -> None:
         subprocess.run(command, cwd=ROOT, check=True, stdout=log, stderr=log)  # noqa: S603
     trained = TrainedRun(run)
     batches = ConfigParser(trained.config | {"part": "test"}).get_parsed_content("prepared_batches")
-    truth = {row["study"]: int(row["label"]) for row in read_table(arguments.cohort)}
+    truth = {row["study"]: int(row["label"]) for row in read_table(cohort)}
     found = [(name, trained.ensemble(), read_json(run / "metrics.json")["test"]["at_threshold"])]
     if "checkpoint_rule" not in VARIANTS[name]:
         found.append((f"{name}, last", last_epochs(trained), None))
@@ -89,12 +92,26 @@ def train(name: str, arguments: argparse.Namespace) -> None:
                 two = [ensemble(image).double() for image in (batch["image"], batch["image"].flip(2))]
                 logits.append(torch.stack(two))
                 names += batch["study"]
-        straight, mirrored = torch.cat(logits, 1)
-        kept = {"settings": VARIANTS[name], "date": f"{date.today()}", "label": [truth[study] for study in names]}
+        label = np.array([truth[study] for study in names])
+        order = np.argsort(-label, kind="stable")
+        straight, mirrored = torch.cat(logits, 1)[:, order]
+        kept = {"settings": VARIANTS[name], "date": f"{date.today()}", "label": label[order].tolist()}
         both = (variant, straight, at_threshold), (f"{variant}, mirrored", (straight + mirrored) / 2, None)
         for scored, values, own in both:
             members = [[brief(value) for value in member] for member in values.T.tolist()]
             write_json(kept_at(scored), kept | {"at_threshold": own, "logit": members})
+
+
+def fewer_negatives(manifest: Path, number: int | None) -> Path:
+    """A manifest beside the given one with the first so many negatives of its test part; None: the given one."""
+    if number is None:
+        return manifest
+    rows = read_table(manifest)
+    negatives = [row["study"] for row in rows if row["side"] == "test" and row["label"] == "0"]
+    chosen = [row for row in rows if row["study"] not in negatives[number:]]
+    path = manifest.with_name(f"{manifest.stem}_{number}.csv")
+    write_csv(path, list(rows[0]), chosen)
+    return path
 
 
 def last_epochs(trained: TrainedRun) -> Ensemble:
@@ -123,6 +140,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cohort", type=Path)
     parser.add_argument("--runs", type=Path, default=Path("runs/recipe"))
+    parser.add_argument("--negatives", type=int)
     parser.add_argument("--splits", type=int, default=5)
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument("--show", action="store_true")
