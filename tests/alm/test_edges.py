@@ -225,9 +225,11 @@ def test_a_step_that_does_not_fit_the_memory_says_what_to_do(
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
 
-    monkeypatch.setattr(AutocastInferer, "__call__", full)
-    said = refusal(train, manifest, tmp_path / "run", splits=1, batch_size=8)
+    with monkeypatch.context() as patch:
+        patch.setattr(AutocastInferer, "__call__", full)
+        said = refusal(train, manifest, tmp_path / "run", splits=1, max_epochs=1, batch_size=8)
     assert "The device's memory does not hold a step of 8 samples. Take fewer at a time: --micro_batch 2 (" in said
+    train(manifest, tmp_path / "run", splits=1, max_epochs=1, batch_size=8, micro_batch=2)  # the same run goes on
 
 
 def test_runs_splits_processes_and_epochs_augment_from_seeds_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
