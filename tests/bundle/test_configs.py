@@ -196,7 +196,7 @@ def test_a_setting_that_cannot_be_meant_is_refused_at_once(
         ({"growth": "loss"}, 'growth must be one of auc, violation, got "loss"'),
         ({"gradient_cap": 0}, "gradient_cap must be greater than 0 (or None for no cap), got 0"),
         ({"tolerance": -0.1}, "tolerance must be a number, 0 or more, got -0.1"),
-        ({"mu0_ratio": 0}, "mu0_ratio must be greater than 0, got 0"),
+        ({"mu0_ratio": 0}, "mu0_ratio must be greater than 0 and finite, got 0"),
         ({"score": "logits"}, 'score must be one of probability, logit, log_odds, got "logits"'),
         ({"normalisation": "none "}, 'normalisation must be one of paper, mean, got "none "'),
         ({"architecture": "vgg"}, 'architecture must be one of two_branch, residual, got "vgg"'),

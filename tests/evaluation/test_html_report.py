@@ -404,9 +404,9 @@ def heads(browser: webdriver.Chrome) -> list[Any]:
 
 def test_the_table_sorts_by_keyboard(reloaded: webdriver.Chrome, evaluation: Evaluation) -> None:
     scores = evaluation.data.models[0].score
-    assert column(reloaded, 2) == [f"{x:.4f}" for x in sorted(scores, reverse=True)]
+    assert column(reloaded, 2) == [f"{x:.6g}" for x in sorted(scores, reverse=True)]
     heads(reloaded)[2].send_keys(Keys.ENTER)
-    assert column(reloaded, 2) == [f"{x:.4f}" for x in sorted(scores)]
+    assert column(reloaded, 2) == [f"{x:.6g}" for x in sorted(scores)]
     first = dict(zip(evaluation.data.studies, scores, strict=True))
     assert column(reloaded, 0) == sorted(first, key=lambda study: first[study])
     headers = reloaded.find_elements(By.CSS_SELECTOR, "#patient-table thead th")
