@@ -135,7 +135,8 @@ def main() -> int:
     kept = []
     for seed in range(arguments.seeds):
         size = f"epochs_{arguments.epochs}_limit_{arguments.limit}{'_narrow' * arguments.narrow}"
-        size = size if whole else f"cohort_epochs_{arguments.epochs}"
+        if arguments.cohort:
+            size = f"{arguments.cohort.parent.name}_{arguments.cohort.stem}_epochs_{arguments.epochs}"
         path = arguments.results / f"{size}_seed_{seed}.json"
         if not path.exists():
             settings: dict[str, Any] = {"seed": seed, "max_epochs": arguments.epochs}

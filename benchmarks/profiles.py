@@ -33,15 +33,13 @@ def count(name: str, steps: int) -> str:
     )  # fmt: skip
     image = torch.randn(1, 3, *chosen.size)
     kept: dict[int, int] = {}  # values by where they lie, so that none counts twice
-    with FlopCounterMode(display=False) as forward:
-        network(image)
 
     def keep(one: torch.Tensor) -> torch.Tensor:
         if not isinstance(one, nn.Parameter):
             kept[one.data_ptr()] = one.numel()
         return one
 
-    with FlopCounterMode(display=False) as both, torch.autograd.graph.saved_tensors_hooks(keep, lambda one: one):
+    with FlopCounterMode(display=False) as forward, torch.autograd.graph.saved_tensors_hooks(keep, lambda one: one):
         logit = network(image)
     with FlopCounterMode(display=False) as backward:
         logit.backward()
@@ -53,7 +51,7 @@ def count(name: str, steps: int) -> str:
         for transform in draw:
             item = transform(item)
     seconds = (time.process_time() - start) / (10 * steps)
-    total = both.get_total_flops() + backward.get_total_flops()
+    total = forward.get_total_flops() + backward.get_total_flops()
     return (
         f"| {name} | {forward.get_total_flops() / 1e9:.2f} | {total / 1e9:.2f} | {sum(kept.values()) / 1e6:.1f} | "
         f"{1000 * seconds:.1f} |"

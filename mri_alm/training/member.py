@@ -20,7 +20,7 @@ from mri_alm.bundle.config import member_parser, refuse_other_settings, write_ru
 from mri_alm.bundle.run_folder import RunFolder
 from mri_alm.bundle.trained_run import load_member
 from mri_alm.cohort.manifest import Cohort
-from mri_alm.errors import InputError
+from mri_alm.errors import InputError, memory_ran_out
 from mri_alm.networks import can_be_in_parts
 from mri_alm.runtime.atomic import explain_os_errors, sweep
 from mri_alm.runtime.files import DamagedFileError, read_json, sha256, write_json
@@ -81,10 +81,12 @@ class Member:
             trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: progress(end.history))
             try:
                 trainer.run()
-            except torch.OutOfMemoryError as error:
+            except RuntimeError as error:
+                if not memory_ran_out(error):
+                    raise
                 size = self.parser.get_parsed_content("batch_size")
                 raise InputError(
-                    f"The device's memory does not hold a step of {size} samples. Take fewer at a time: --micro_batch "
+                    f"The memory does not hold a step of {size} samples. Take fewer at a time: --micro_batch "
                     f"{max(size // 4, 1)} (the same training, a third slower). Finished epochs are kept."
                 ) from error
         return end

@@ -76,6 +76,7 @@ def test_what_may_be_none_is_a_number_else(name: str, value: Any) -> None:
         (lambda: MuSchedule(auto_ratio=INFINITY), "mu0_ratio must be greater than 0 and finite, got inf"),
         (lambda: MuSchedule(margin=INFINITY), "mu_margin must be 0 or more and finite, got inf"),
         (lambda: MuSchedule(start_epoch=1.5), "mu_start_epoch must be a whole number, got 1.5"),  # type: ignore[arg-type]
+        (lambda: MuSchedule(start_epoch=None), "mu_start_epoch must be a number, got None"),  # type: ignore[arg-type]
         (lambda: MuSchedule(start_epoch=-3), "mu_start_epoch must be 0 or more, got -3"),
         (lambda: MuSchedule(forced_epoch=-1), "mu_forced_epoch must be 0 or more, got -1"),
         (lambda: MuSchedule(stop_at_one="no"), "mu_stop_at_one must be True or False, got 'no'"),  # type: ignore[arg-type]
@@ -219,16 +220,23 @@ def test_parts_of_a_batch_are_refused_before_anything_is_prepared(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory"),
+    ],
+)
 def test_a_step_that_does_not_fit_the_memory_says_what_to_do(
-    manifest: Path, tmp_path: Path, refusal: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    manifest: Path, tmp_path: Path, refusal: Callable[..., str], monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def full(*_: object, **__: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+        raise error
 
     with monkeypatch.context() as patch:
         patch.setattr(AutocastInferer, "__call__", full)
         said = refusal(train, manifest, tmp_path / "run", splits=1, max_epochs=1, batch_size=8)
-    assert "The device's memory does not hold a step of 8 samples. Take fewer at a time: --micro_batch 2 (" in said
+    assert "The memory does not hold a step of 8 samples. Take fewer at a time: --micro_batch 2 (" in said
     train(manifest, tmp_path / "run", splits=1, max_epochs=1, batch_size=8, micro_batch=2)  # the same run goes on
 
 
