@@ -49,6 +49,7 @@ CHOICES: dict[str, tuple[str, str, str, str]] = {
     "partial AUC loss": ("pauc", "bce8", f"{TWO}, partial AUC", TWO),
     "logit adjustment": ("la8", "bce8", f"{TWO}, logit adjustment", TWO),
     "vector scaling": ("vs8", "bce8", f"{TWO}, vector scaling", TWO),
+    "loss-conditional training": ("lct8", "bce8", f"{TWO}, loss-conditional", TWO),
     "smoothed labels": ("ls8", "bce8", f"{TWO}, smoothed", TWO),
     "sharpness-aware": ("bce8sam", "bce8", f"{TWO}, SAM", TWO),
     "averaged weights (last epoch)": ("bce8ema", "bce8", f"{TWO}, EMA", TWO),

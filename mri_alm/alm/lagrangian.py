@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mri_alm.alm.constraint import RankingConstraint, Violations
+from mri_alm.alm.losses import LossConditional
 from mri_alm.alm.processes import first_visits, gather, world_size
 from mri_alm.alm.schedule import MuSchedule, check_mu
 from mri_alm.errors import InputError, one_of, whole_only
@@ -290,6 +291,8 @@ class AugmentedLagrangian(nn.Module):
         Args:
             skip: The optimiser did not step (a gradient scaler found an infinity): the multipliers stay as well.
         """
+        if isinstance(self.base, LossConditional):
+            self.base.draw()
         pending, self._pending = self._pending, None
         if pending is None or skip:
             return

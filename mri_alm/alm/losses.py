@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
+from mri_alm.alm.processes import world_size
 from mri_alm.errors import InputError, numbers_only
 
 
@@ -136,15 +137,93 @@ class VectorScaling(nn.Module):
         if len(counts) != 2:
             raise InputError(f"counts must be (negatives, positives), got {len(counts)} numbers")
         negatives, positives = checked_counts(counts)
-        self.shift = non_negative("tau", tau) * math.log(negatives / positives)
+        self.tau = non_negative("tau", tau)
+        self.log_ratio = math.log(negatives / positives)
         largest = max(counts)
         self.scales = [(count / largest) ** non_negative("gamma", gamma) for count in (negatives, positives)]
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
         """Mean loss of a batch: ``logits`` (B,), ``label`` (B,) in {0, 1} -> scalar."""
-        signed = _toward_label(logits, label)
-        own = torch.where(label == 1, self.scales[1] * signed - self.shift, self.scales[0] * signed + self.shift)
+        signed, shift = _toward_label(logits, label), self._tau(logits) * self.log_ratio
+        own = torch.where(label == 1, self.scales[1] * signed - shift, self.scales[0] * signed + shift)
         return -logsigmoid(own).mean()
+
+    def _tau(self, logits: Tensor) -> float | Tensor:  # noqa: ARG002
+        return self.tau
+
+
+class LossConditional(VectorScaling):
+    """VS with another tau at every step, which the network is told (loss-conditional training, LCT).
+
+    A training step takes tau from the uniform distribution over [0, ``largest``]. A small network of this module's own
+    turns it into a factor and a summand for each feature in front of the last layer (FiLM): their difference from what
+    they are at ``tau``. So where nothing is trained, the loss is VS of ``tau``, and the network is the plain one: its
+    weights are kept, exported and scored as with any other loss.
+
+    The optimiser has to be given this module's parameters too, and :meth:`draw` has to be called after each step;
+    `AugmentedLagrangian.dual_step` does so.
+
+    Args:
+        counts: See `VectorScaling`; so is ``gamma``.
+        network: Whose last layer, an ``nn.Linear`` with the name ``head``, is told tau while it is trained.
+        tau: Strength of the shift where nothing is trained, >= 0.
+        gamma: Exponent of the scale, >= 0.
+        largest: Of the values drawn, > 0.
+        hidden: Width of the small network.
+
+    Raises:
+        InputError: If the network has no such layer, several processes train it, or a number is out of range.
+
+    References:
+        Lieberman, Yuan, Ravindran, Tomasi, "Optimizing for ROC Curves on Class-Imbalanced Data by Training over a
+        Family of Loss Functions", arXiv 2402.05400 (tau in [0, 3], gamma 0.2, the layer in front of the last).
+        Dosovitskiy, Djolonga, "You Only Train Once: Loss-Conditional Training of Deep Networks", ICLR 2020.
+    """
+
+    drawn: Tensor
+
+    def __init__(
+        self,
+        counts: Sequence[int],
+        network: nn.Module,
+        *,
+        tau: float = 1.0,
+        gamma: float = 0.2,
+        largest: float = 3.0,
+        hidden: int = 128,
+    ) -> None:
+        super().__init__(counts, tau=tau, gamma=gamma)
+        head = getattr(network, "head", None)
+        if not isinstance(head, nn.Linear):
+            raise InputError(
+                "Loss-conditional training tells tau to the network's last layer, an nn.Linear with the name head: "
+                f"{type(network).__name__} has none. Choose another loss, such as vs."
+            )
+        if world_size() > 1:
+            raise InputError("Loss-conditional training is for one process: choose another loss, such as vs.")
+        if non_negative("largest", largest) == 0:
+            raise InputError("largest must be a finite number > 0, got 0")
+        self.largest = largest
+        self.film = nn.Sequential(nn.Linear(1, hidden), nn.ReLU(), nn.Linear(hidden, 2 * head.in_features))
+        self.register_buffer("drawn", torch.zeros(()))
+        self.draw()
+        head.register_forward_pre_hook(self._tell)
+
+    def draw(self) -> None:
+        """Another tau, for the next step."""
+        self.drawn.uniform_(0, self.largest)
+
+    def _tau(self, logits: Tensor) -> float | Tensor:
+        return self.drawn if logits.requires_grad else self.tau
+
+    def _tell(self, head: nn.Module, inputs: tuple[Tensor]) -> Tensor | None:
+        """The features in front of the last layer, as the step's tau changes them."""
+        if not head.training:
+            return None
+        taus = torch.stack([self.drawn, torch.full_like(self.drawn, self.tau)])
+        drawn, plain = self.film(taus[:, None] / self.largest).to(inputs[0].dtype)
+        factor, summand = (drawn - plain).chunk(2)
+        return inputs[0] * (1 + factor) + summand
 
 
 class SymmetricFocal(nn.Module):

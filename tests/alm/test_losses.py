@@ -20,6 +20,7 @@ from mri_alm.alm.losses import (
     AsymmetricMargin,
     BinaryCrossEntropy,
     ClassBalancedBinaryCrossEntropy,
+    LossConditional,
     MiniBatchAUC,
     PartialAUC,
     SmoothedBinaryCrossEntropy,
@@ -41,11 +42,19 @@ from mri_alm.alm.losses_multiclass import (
     MulticlassMargin,
 )
 from mri_alm.errors import InputError
-from mri_alm.networks import CosineContrast, NormalizedLinear
+from mri_alm.networks import CosineContrast, NormalizedLinear, OneBranchCNN
 
 PARTS = Path(__file__).parents[2] / "configs" / "parts" / "losses.json"
 COUNTS = (2025, 20)
 COUNTS3 = (900, 300, 20)
+
+
+def conditional(tau: float, gamma: float) -> LossConditional:
+    """With the tau of validation in its step too, so that it is one function; see test_loss_conditional.py."""
+    loss = LossConditional(COUNTS, OneBranchCNN(), tau=tau, gamma=gamma)
+    loss.drawn.fill_(tau)
+    return loss
+
 
 BINARY: dict[str, nn.Module] = {
     "bce": BinaryCrossEntropy(),
@@ -61,6 +70,7 @@ BINARY: dict[str, nn.Module] = {
     "aucm": AUCMargin(),
     "la": VectorScaling(COUNTS),
     "vs": VectorScaling(COUNTS, gamma=0.2),
+    "lct": conditional(1.0, 0.2),
     "ls": SmoothedBinaryCrossEntropy(),
     "s_fl_offset": SymmetricFocal(0.5, log_offset=1e-4),
     "a_fl_offset": AsymmetricFocal(0.5, log_offset=1e-4),
@@ -450,6 +460,7 @@ KNOBS = {
     "gamma": 1.5, "margin": 0.5, "positive_weight": 8.0, "beta": 0.99, "max_margin": 0.4, "ldam_scale": 20.0,
     "only_split": 3, "max_fpr": 0.3, "log_offset": 1e-4, "normalise_weights": False, "cohort_data": CountedCohort(),
     "batch_size": 32, "train": {"positives": None}, "tau": 0.7, "vs_gamma": 0.3, "smoothing": 0.2,
+    "network": OneBranchCNN(),
 }  # fmt: skip
 CONFIGURED = {
     "bce": BinaryCrossEntropy(),
@@ -465,6 +476,7 @@ CONFIGURED = {
     "aucm": AUCMargin(),
     "la": VectorScaling(COUNTS, tau=0.7),
     "vs": VectorScaling(COUNTS, tau=0.7, gamma=0.3),
+    "lct": conditional(0.7, 0.3),
     "ls": SmoothedBinaryCrossEntropy(0.2),
 }
 
@@ -475,9 +487,9 @@ def test_every_configured_loss_is_tested() -> None:
 
 @pytest.mark.parametrize("name", CONFIGURED)
 def test_config_part_builds_the_loss_from_the_knobs(name: str) -> None:
-    parser = ConfigParser(KNOBS | {"loss": f"%{PARTS}::{name}"})
+    parser = ConfigParser(KNOBS | {"loss": name, "made": f"%{PARTS}::{name}"})
     parser.resolve_macro_and_relative_ids()
-    loss = parser.get_parsed_content("loss")
+    loss = parser.get_parsed_content("made")
     assert type(loss) is type(CONFIGURED[name])
     logits, label = batch(0)
     assert torch.equal(loss(logits, label), CONFIGURED[name](logits, label))

@@ -57,6 +57,7 @@ def test_the_rate_rises_and_falls_along_half_a_cosine() -> None:
 
 RECIPE = {"optimiser": "adamw", "schedule": "cosine", "warmup": 1, "weight_decay": 0.1, "max_epochs": 3, "mu0": 0.1}
 RECIPE |= {"augmentation": "field"}  # drawn anew in each epoch
+CONDITIONAL = {"loss": "lct", "micro_batch": 2, "ema": 0.5}  # tau is drawn anew in each step
 
 
 def member(manifest: Path, run: Path, **overrides: Any) -> Member:
@@ -65,25 +66,28 @@ def member(manifest: Path, run: Path, **overrides: Any) -> Member:
     return Member(parser.get(), 0, parser.get_parsed_content("cohort_data"))
 
 
-def test_the_recipe_reaches_every_epoch_and_a_stopped_run_ends_the_same(manifest: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [{}, CONDITIONAL], ids=["bce", "lct"])
+def test_the_recipe_reaches_every_epoch_and_a_stopped_run_ends_the_same(
+    more: dict[str, Any], manifest: Path, tmp_path: Path
+) -> None:
+    recipe = RECIPE | more
     rates: list[float] = []
 
     def watch(history: list[dict[str, float]], stop: int = -1) -> None:
         if history:
-            rates.append(optimizer.param_groups[0]["lr"])
+            rates.append(whole.parser.get_parsed_content("optimizer").param_groups[0]["lr"])
         if len(history) == stop:
             raise RuntimeError("stopped")
 
-    whole = member(manifest, tmp_path / "whole", **RECIPE)
-    whole.parser.get_parsed_content("seed_everything")
+    whole = member(manifest, tmp_path / "whole", **recipe)
+    whole.train(watch)
     optimizer = whole.parser.get_parsed_content("optimizer")
     assert type(optimizer) is torch.optim.AdamW
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
-    whole.train(watch)
     assert rates == pytest.approx([0.002, 0.0015, 0.0005])
     with pytest.raises(RuntimeError, match=r"^stopped$"):
-        member(manifest, tmp_path / "stopped", **RECIPE).train(lambda history: watch(history, stop=2))
-    member(manifest, tmp_path / "stopped", **RECIPE).train(lambda _: None)
+        member(manifest, tmp_path / "stopped", **recipe).train(lambda history: watch(history, stop=2))
+    member(manifest, tmp_path / "stopped", **recipe).train(lambda _: None)
     one, other = (load_tensors(tmp_path / run / "split_0" / "last.pt") for run in ("whole", "stopped"))
     for name in ("model", "optimizer", "objective", "history", "best"):
         torch.testing.assert_close(one[name], other[name], rtol=0, atol=0)
