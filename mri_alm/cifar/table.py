@@ -149,6 +149,11 @@ class BenchmarkTable:
         """The rows that the paper prints, or those that the table names."""
         return list(self._table.get("methods", self._table["paper"]))
 
+    def kept(self, results: Path) -> list[str]:
+        """The methods of which trainings are kept, in the order of the tables' file."""
+        keys = (f"{variant}_{loss}".lstrip("_") for loss in self._all["losses"] for variant in self._all["variants"])
+        return [key for key in keys if any(self.folder(results).glob(f"{key}/split_*.json"))]
+
     def trainings(self, methods: Sequence[str], splits: int, seeds: int = 1) -> list[Training]:
         """Every training of a table, in the order to do them: the baseline, then method by method, then the nulls.
 

@@ -5,7 +5,8 @@ Examples:
   mri-alm benchmark --table vessel --protocol official --data data/medmnist
 
 Goes on from whatever is finished; --report-only trains nothing. Writes results/TABLE/PROTOCOL/METHOD/split_k.json and
-table.md, table.csv, figure.png beside them. Exit status: 0 done, 2 the input cannot be used.
+table.md, table.csv, figure.png beside them, of every method that is kept there. Exit status: 0 done, 2 the input cannot
+be used.
 """
 
 import argparse
@@ -28,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--methods",
         nargs="+",
-        help="rows such as bce alm_bce published_bce mu1e-4_bce (default: the table's)",
+        help="train these, such as bce alm_bce published_bce mu1e-4_bce (default: the table's)",
     )
     found.add_argument("--splits", type=int, help="models per ensemble (default: the protocol's)")
     found.add_argument("--seeds", type=int, default=1, help="trainings per split and method (the baseline: 2 at least)")
@@ -59,8 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             folders = {"data": options.data or table.data, "runs": options.runs, "results": options.results}
             if left := train_missing(table, plan, **folders, pool=pool):
                 logging.warning("%d models were left to other processes: start again when those have ended.", left)
-        results = read_results(table, options.results, plan)
-        keys = list(dict.fromkeys(job.method.key for job in plan))
+        keys = list(dict.fromkeys([*(job.method.key for job in plan), *table.kept(options.results)]))
+        results = read_results(table, options.results, table.trainings(keys, splits, options.seeds))
         place = table.folder(options.results)
         if table.binary:
             print(write_table_report(make_report(table, results, keys, splits), place))

@@ -1,5 +1,6 @@
 import json
 import logging
+import sys
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -219,6 +220,21 @@ def test_the_program_trains_and_prints_a_table(
     assert "| ALM + BCE |" in capsys.readouterr().out
     place = tmp_path / "results" / "cifar10_binary_100" / "tiny"
     assert {path.name for path in place.iterdir()} == {"bce", "alm_bce", "table.md", "table.csv", "figure.png"}
+    monkeypatch.setattr("sys.argv", [*sys.argv, "--report-only", "--methods", "bce", "s_fl"])
+    assert program.main() == 0
+    text = capsys.readouterr().out  # the row that was not asked for stays in the table
+    assert "| ALM + BCE |" in text
+    assert "Not complete: s_fl 0 of" in text
+
+
+def test_rows_that_are_kept_come_in_the_order_of_the_tables(tmp_path: Path) -> None:
+    table = BenchmarkTable(TABLES, "cifar10_binary_100", "quick")
+    assert table.kept(tmp_path) == []
+    for key in ("s_ml", "decayed_bce8", "alm_bce8", "bce8", "published_bce", "bce", "no_method"):
+        (table.folder(tmp_path) / key).mkdir(parents=True)
+        (table.folder(tmp_path) / key / "split_0.json").write_text("{}")
+    (table.folder(tmp_path) / "vs8").mkdir()  # begun, nothing kept
+    assert table.kept(tmp_path) == ["bce", "published_bce", "bce8", "alm_bce8", "decayed_bce8", "s_ml"]
 
 
 # --- Reports --------------------------------------------------------------------------------------------------------
