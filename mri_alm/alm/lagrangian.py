@@ -286,7 +286,8 @@ class AugmentedLagrangian(nn.Module):
 
         In general lambda_j <- [(1 - dual_decay) lambda_j + rate (q_j - slack)]_+, once a batch that has the sample; if
         it has it twice, with the sum of both steps. q is that of the forward pass, before the optimiser moved the
-        weights. Does nothing when q was not finite, or the schedule lets the multipliers rest.
+        weights. Does nothing when q was not finite, or the schedule lets the multipliers rest. A `LossConditional` base
+        draws its next tau.
 
         Args:
             skip: The optimiser did not step (a gradient scaler found an infinity): the multipliers stay as well.

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
+from torch.utils.hooks import RemovableHandle
 
 from mri_alm.alm.processes import world_size
 from mri_alm.errors import InputError, numbers_only
@@ -161,7 +162,7 @@ class LossConditional(VectorScaling):
     weights are kept, exported and scored as with any other loss.
 
     The optimiser has to be given this module's parameters too, and :meth:`draw` has to be called after each step;
-    `AugmentedLagrangian.dual_step` does so.
+    `AugmentedLagrangian.dual_step` does so. A network is told by the loss that was made last.
 
     Args:
         counts: See `VectorScaling`; so is ``gamma``.
@@ -207,7 +208,10 @@ class LossConditional(VectorScaling):
         self.film = nn.Sequential(nn.Linear(1, hidden), nn.ReLU(), nn.Linear(hidden, 2 * head.in_features))
         self.register_buffer("drawn", torch.zeros(()))
         self.draw()
-        head.register_forward_pre_hook(self._tell)
+        earlier: RemovableHandle | None = getattr(head, "told", None)
+        if earlier is not None:  # of another loss: two would both change the features
+            earlier.remove()
+        head.told = head.register_forward_pre_hook(self._tell)  # type: ignore[assignment]
 
     def draw(self) -> None:
         """Another tau, for the next step."""

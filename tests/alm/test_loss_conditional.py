@@ -116,6 +116,18 @@ def test_a_second_pass_of_the_step_has_its_tau() -> None:
     assert torch.equal(objective(network(image), LABEL, torch.arange(5)), found)
 
 
+def test_a_network_is_told_by_its_last_loss_alone() -> None:
+    network, first, image = made()
+    told = network(image)
+    second = LossConditional((9, 1), network)
+    second.drawn.fill_(second.tau)
+    plain = network.eval()(image)
+    assert torch.equal(network.train()(image), plain)  # nothing of the first, nor of the second at its own tau
+    assert not torch.equal(told, plain)
+    first.draw()
+    assert torch.equal(network(image), plain)
+
+
 def test_a_copy_of_the_network_is_the_plain_one_in_evaluation() -> None:
     network, _, image = made()
     assert torch.equal(deepcopy(network).eval()(image), network.eval()(image))
