@@ -56,7 +56,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "two positives, partial AUC": TWO | {"loss": "pauc"},
     "two positives, logit adjustment": TWO | {"loss": "la"},
     "two positives, vector scaling": TWO | {"loss": "vs"},
-    "two positives, loss-conditional": TWO | {"loss": "lct"},
+    "two positives, loss-conditional": TWO | {"loss": "lct", "tau": 3},
     "two positives, smoothed": TWO | {"loss": "ls"},
     "two positives, SAM": TWO | {"sam_radius": 0.05},
     "two positives, EMA": TWO | {"ema": 0.99, "checkpoint_rule": "last"},

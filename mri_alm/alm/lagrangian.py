@@ -189,6 +189,8 @@ class AugmentedLagrangian(nn.Module):
         one_of("constraints_in_gradient", constraints_in_gradient, ("all", "last"))
         one_of("dual_update", dual_update, ("per_visit", "per_epoch"))
         self.base = base
+        if negative_bank and self.conditional:
+            raise InputError("negative_bank would compare scores of steps with another tau: leave it out, or loss lct.")
         self.constraints_in_gradient, self.dual_update = constraints_in_gradient, dual_update
         self.num_samples = num_samples
         self.held = mu == "auto_run"
@@ -212,6 +214,11 @@ class AugmentedLagrangian(nn.Module):
         self._sums = EpochSums()
         self._told = False
         self._pending: tuple[Tensor, Tensor, bool] | None = None
+
+    @property
+    def conditional(self) -> list[LossConditional]:
+        """The parts of the base loss that have another parameter at every step, so that logits of steps differ."""
+        return [part for part in self.base.modules() if isinstance(part, LossConditional)]
 
     def forward(self, logits: Tensor, label: Tensor, index: Tensor) -> Tensor:
         """Objective of one batch, and the violations remembered for :meth:`dual_step`.
@@ -292,8 +299,8 @@ class AugmentedLagrangian(nn.Module):
         Args:
             skip: The optimiser did not step (a gradient scaler found an infinity): the multipliers stay as well.
         """
-        if isinstance(self.base, LossConditional):
-            self.base.draw()
+        for loss in self.conditional:
+            loss.draw()
         pending, self._pending = self._pending, None
         if pending is None or skip:
             return

@@ -154,30 +154,31 @@ class VectorScaling(nn.Module):
 
 
 class LossConditional(VectorScaling):
-    """VS with another tau at every step, which the network is told (loss-conditional training, LCT).
+    """VS with another tau at every step, which the network hears (loss-conditional training, LCT).
 
     A training step takes tau from the uniform distribution over [0, ``largest``]. A small network of this module's own
-    turns it into a factor and a summand for each feature in front of the last layer (FiLM): their difference from what
-    they are at ``tau``. So where nothing is trained, the loss is VS of ``tau``, and the network is the plain one: its
-    weights are kept, exported and scored as with any other loss.
+    turns it into a factor and a summand for each feature in front of the last layer (FiLM). Both are differences from
+    their values at the tau that is kept. So the network without them is the one of that tau: it is validated, saved,
+    exported and scored as with any other loss, and the loss of logits without a gradient is VS of that tau.
 
     The optimiser has to be given this module's parameters too, and :meth:`draw` has to be called after each step;
-    `AugmentedLagrangian.dual_step` does so. A network is told by the loss that was made last.
+    `AugmentedLagrangian.dual_step` does so. A network hears the loss that was made last; a copy of it hears none.
 
     Args:
         counts: See `VectorScaling`; so is ``gamma``.
-        network: Whose last layer, an ``nn.Linear`` with the name ``head``, is told tau while it is trained.
-        tau: Strength of the shift where nothing is trained, >= 0.
+        network: Its last layer, an ``nn.Linear`` to one logit with the name ``head``, hears tau in training mode.
+        tau: The one that is kept, in [0, ``largest``]. The authors' code scores at 3 unless told otherwise.
         gamma: Exponent of the scale, >= 0.
         largest: Of the values drawn, > 0.
         hidden: Width of the small network.
 
     Raises:
-        InputError: If the network has no such layer, several processes train it, or a number is out of range.
+        InputError: If the network has no such layer, several processes train it, a number is out of range, or a step's
+            logits come from a network that did not hear of its tau.
 
     References:
         Lieberman, Yuan, Ravindran, Tomasi, "Optimizing for ROC Curves on Class-Imbalanced Data by Training over a
-        Family of Loss Functions", arXiv 2402.05400 (tau in [0, 3], gamma 0.2, the layer in front of the last).
+        Family of Loss Functions", arXiv 2402.05400 (tau in [0, 3], gamma 0.2, FiLM in front of the last layer).
         Dosovitskiy, Djolonga, "You Only Train Once: Loss-Conditional Training of Deep Networks", ICLR 2020.
     """
 
@@ -195,39 +196,52 @@ class LossConditional(VectorScaling):
     ) -> None:
         super().__init__(counts, tau=tau, gamma=gamma)
         head = getattr(network, "head", None)
-        if not isinstance(head, nn.Linear):
+        if not (isinstance(head, nn.Linear) and head.out_features == 1):
             raise InputError(
-                "Loss-conditional training tells tau to the network's last layer, an nn.Linear with the name head: "
-                f"{type(network).__name__} has none. Choose another loss, such as vs."
+                "Loss-conditional training changes the features in front of the network's last layer, an nn.Linear to "
+                f"one logit with the name head: {type(network).__name__} has none. Choose another loss, such as vs."
             )
         if world_size() > 1:
             raise InputError("Loss-conditional training is for one process: choose another loss, such as vs.")
-        if non_negative("largest", largest) == 0:
-            raise InputError("largest must be a finite number > 0, got 0")
+        if not tau <= non_negative("largest", largest) > 0:
+            raise InputError(f"Loss-conditional training draws tau from 0 to {largest}, so it cannot keep {tau}.")
         self.largest = largest
         self.film = nn.Sequential(nn.Linear(1, hidden), nn.ReLU(), nn.Linear(hidden, 2 * head.in_features))
         self.register_buffer("drawn", torch.zeros(()))
         self.draw()
         earlier: RemovableHandle | None = getattr(head, "told", None)
-        if earlier is not None:  # of another loss: two would both change the features
+        if earlier is not None:  # by another loss: two would both change the features
             earlier.remove()
         head.told = head.register_forward_pre_hook(self._tell)  # type: ignore[assignment]
+        self._head = id(head)
 
     def draw(self) -> None:
         """Another tau, for the next step."""
         self.drawn.uniform_(0, self.largest)
+        self._heard: bool | None = None  # not called since
 
     def _tau(self, logits: Tensor) -> float | Tensor:
-        return self.drawn if logits.requires_grad else self.tau
+        if not logits.requires_grad:
+            return self.tau
+        if self._heard is None:
+            raise InputError(
+                "No network heard of this step's tau: its layer head was not called since tau was drawn, or the loss "
+                "was copied, or another loss was made for the network. Make the loss anew for the network it trains."
+            )
+        return self.drawn if self._heard else self.tau
 
     def _tell(self, head: nn.Module, inputs: tuple[Tensor]) -> Tensor | None:
         """The features in front of the last layer, as the step's tau changes them."""
-        if not head.training:
+        if id(head) != self._head:  # of a copy
             return None
-        taus = torch.stack([self.drawn, torch.full_like(self.drawn, self.tau)])
-        drawn, plain = self.film(taus[:, None] / self.largest).to(inputs[0].dtype)
-        factor, summand = (drawn - plain).chunk(2)
-        return inputs[0] * (1 + factor) + summand
+        self._heard = head.training and torch.is_grad_enabled()
+        if not self._heard:
+            return None
+        features, taus = inputs[0], torch.stack([self.drawn, torch.full_like(self.drawn, self.tau)])
+        with torch.autocast(features.device.type, enabled=False):
+            drawn, kept = self.film(taus[:, None] / self.largest)
+            factor, summand = (drawn - kept).chunk(2)
+            return (features * (1 + factor) + summand).to(features.dtype)
 
 
 class SymmetricFocal(nn.Module):

@@ -54,14 +54,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         table = BenchmarkTable(TABLES, options.table, options.protocol, options.tuned)
         splits = options.splits or table.splits
-        plan = table.trainings(options.methods or table.methods(), splits, options.seeds)
+        asked = options.methods or table.methods()
+        plan = table.trainings(asked, splits, options.seeds)
+        read_results(table, options.results, table.trainings(table.kept(options.results), splits, options.seeds))
         if not options.report_only:
             pool = Pool(options.backend, options.workers, options.ray_address, options.gpus_per_task)
             folders = {"data": options.data or table.data, "runs": options.runs, "results": options.results}
             if left := train_missing(table, plan, **folders, pool=pool):
                 logging.warning("%d models were left to other processes: start again when those have ended.", left)
-        keys = list(dict.fromkeys([*(job.method.key for job in plan), *table.kept(options.results)]))
-        results = read_results(table, options.results, table.trainings(keys, splits, options.seeds))
+        shown = table.trainings([*asked, *table.kept(options.results)], splits, options.seeds)
+        results = read_results(table, options.results, shown)
+        keys = list(dict.fromkeys(job.method.key for job in shown))
         place = table.folder(options.results)
         if table.binary:
             print(write_table_report(make_report(table, results, keys, splits), place))

@@ -116,9 +116,9 @@ class CheckpointRule:
     Args:
         metric: Name of the validation metric, larger is better.
         rule: ``"best"``: the highest metric, the earlier epoch on a tie. ``"official"`` (the authors' code): on a tie
-            the epoch of lower validation loss, if its training AUC is above the best metric - 0.05 (several classes
-            have no training AUC, and no such condition). ``"last"``: the last epoch, so that validation chooses
-            nothing.
+            the epoch of lower validation loss, if its training AUC is above the best metric - 0.05 (without a training
+            AUC, as of several classes or with `LossConditional`, no such condition). ``"last"``: the last epoch, so
+            that validation chooses nothing.
         patience: Stop after this many epochs without a better one; None: never.
         ema: Decay per step, in [0, 1), of an exponential moving average of the weights, which is validated and kept in
             their place; training goes on with the weights themselves. 0: no average.
@@ -251,7 +251,7 @@ class EpochEnd:
         report = {"epoch": epoch} | ({name: metric} if held_out else {})
         scores = torch.cat([part.flatten() for part in (logits, *held_out[:1])])
         self._refuse_divergence(report | {"scores": float(scores.double().sum())})
-        if logits[0].numel() == 1:
+        if logits[0].numel() == 1 and not objective.conditional:
             report["train_auc"] = auc(label.flatten().cpu().numpy(), logits.flatten().float().cpu().numpy())
         measured = objective.diagnose(*held_out) if held_out else {}
         report |= {f"val_{name}": value for name, value in measured.items()}

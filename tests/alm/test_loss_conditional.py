@@ -1,4 +1,4 @@
-"""Loss-conditional training: what the last layer is told in training, and that nothing of it is left elsewhere."""
+"""Loss-conditional training: what the last layer hears in training, and that nothing of it is left elsewhere."""
 
 import math
 from collections.abc import Callable
@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mri_alm.alm import AugmentedLagrangian, LossConditional, VectorScaling
+from mri_alm.alm import AugmentedLagrangian, LossConditional, RankingConstraint, VectorScaling
 from mri_alm.alm.losses_multiclass import BinaryLDAM
+from mri_alm.cifar import resnet32
 from mri_alm.errors import InputError
 from mri_alm.networks import OneBranchCNN, in_parts
 
@@ -49,15 +50,26 @@ def test_a_step_by_hand() -> None:
     torch.testing.assert_close(loss(logits, LABEL), VectorScaling((9, 1), tau=2.4, gamma=0.3)(expected, LABEL))
 
 
-def test_nothing_of_it_is_left_where_nothing_is_trained() -> None:
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_only_a_step_of_training_hears_tau(*, trained: bool, gradients: bool) -> None:
+    """Network and loss agree: both of the step's tau in training mode with gradients, else both plain."""
     network, loss, image = made(tau=0.5)
+    loss.drawn.fill_(2.9)
     plain = Scorer()
     plain.load_state_dict(network.state_dict())  # no other weights than the plain network's
-    logits = network.eval()(image)[:, 0].detach()
-    assert torch.equal(logits, plain(image)[:, 0].detach())
-    assert torch.equal(loss(logits, LABEL), VectorScaling((9, 1), tau=0.5, gamma=0.2)(logits, LABEL))
+    with torch.set_grad_enabled(gradients):
+        logits = network.train(trained)(image)[:, 0]
+        tau = 2.9 if trained and gradients else 0.5
+        assert torch.equal(logits, plain(image)[:, 0]) == (tau == 0.5)
+        torch.testing.assert_close(loss(logits, LABEL), VectorScaling((9, 1), tau=tau, gamma=0.2)(logits, LABEL))
+    assert torch.equal(loss(logits.detach(), LABEL), VectorScaling((9, 1), tau=0.5, gamma=0.2)(logits, LABEL))
+
+
+def test_a_step_of_the_tau_that_is_kept_is_plain() -> None:
+    network, loss, image = made(tau=0.5)
     loss.drawn.fill_(0.5)
-    assert torch.equal(network.train()(image), plain(image))  # nor where the step has the tau of validation
+    assert torch.equal(network.train()(image), network.eval()(image))
 
 
 def test_every_step_has_its_own_tau_of_the_whole_range() -> None:
@@ -96,7 +108,7 @@ def test_the_small_network_learns_and_the_same_seed_repeats() -> None:
         assert torch.equal(one, other)
 
 
-def test_parts_of_a_batch_are_told_the_same() -> None:
+def test_parts_of_a_batch_hear_the_same() -> None:
     gradients = []
     for size in (None, 2):
         network, loss, image = made()
@@ -116,7 +128,7 @@ def test_a_second_pass_of_the_step_has_its_tau() -> None:
     assert torch.equal(objective(network(image), LABEL, torch.arange(5)), found)
 
 
-def test_a_network_is_told_by_its_last_loss_alone() -> None:
+def test_a_network_hears_its_last_loss_alone_and_the_first_refuses() -> None:
     network, first, image = made()
     told = network(image)
     second = LossConditional((9, 1), network)
@@ -125,12 +137,53 @@ def test_a_network_is_told_by_its_last_loss_alone() -> None:
     assert torch.equal(network.train()(image), plain)  # nothing of the first, nor of the second at its own tau
     assert not torch.equal(told, plain)
     first.draw()
-    assert torch.equal(network(image), plain)
+    with pytest.raises(InputError, match=r"^No network heard of this step's tau"):
+        first(network(image)[:, 0], LABEL)
 
 
-def test_a_copy_of_the_network_is_the_plain_one_in_evaluation() -> None:
-    network, _, image = made()
-    assert torch.equal(deepcopy(network).eval()(image), network.eval()(image))
+def test_copies_are_plain_and_a_copied_loss_refuses() -> None:
+    network, loss, image = made()
+    loss.drawn.fill_(2.9)
+    plain = network.eval()(image)
+    assert torch.equal(deepcopy(network).train()(image), plain)
+    copied_network, copied_loss = deepcopy((network.train(), loss))
+    copied_loss.draw()
+    with pytest.raises(InputError, match=r"^No network heard of this step's tau"):
+        copied_loss(copied_network(image)[:, 0], LABEL)
+
+
+def test_a_layer_that_is_never_called_is_refused() -> None:
+    class Aside(Scorer):
+        def forward(self, image: Tensor) -> Tensor:
+            return nn.functional.linear(self.path(image), self.head.weight)
+
+    network = Aside()
+    loss = LossConditional((9, 1), network)
+    with pytest.raises(InputError, match=r"its layer head was not called"):
+        loss(network(torch.zeros(5, 1))[:, 0], LABEL)
+
+
+def test_a_loss_around_it_draws_too() -> None:
+    network, loss, _ = made()
+    objective = AugmentedLagrangian(nn.Sequential(loss), 5, mu=0)
+    before = loss.drawn.item()
+    objective.dual_step()
+    assert loss.drawn.item() != before
+    assert objective.conditional == [loss]
+    assert network.head is not None
+
+
+def test_under_autocast_tau_is_heard_in_full_precision() -> None:
+    network, loss, image = made()
+    features = torch.randn(5, 3, dtype=torch.bfloat16)
+    exact = loss._tell(network.head, (features.float(),))
+    with torch.autocast("cpu", torch.bfloat16):
+        heard = loss._tell(network.head, (features,))
+    assert heard is not None
+    assert exact is not None
+    assert heard.dtype == torch.bfloat16
+    assert torch.equal(heard, exact.bfloat16())
+    assert image is not None
 
 
 @pytest.mark.parametrize(
@@ -138,7 +191,9 @@ def test_a_copy_of_the_network_is_the_plain_one_in_evaluation() -> None:
     [
         (lambda: LossConditional((9, 1), nn.Linear(2, 1)), r"with the name head: Linear has none\. Choose another"),
         (lambda: LossConditional((9, 1), OneBranchCNN(cosine_scale=30.0)), "with the name head: OneBranchCNN has none"),
-        (lambda: LossConditional((9, 1), Scorer(), largest=0), "largest must be a finite number > 0, got 0"),
+        (lambda: LossConditional((9, 1), resnet32(0.25, outputs=2)), "with the name head: CifarResNet has none"),
+        (lambda: LossConditional((9, 1), Scorer(), tau=3.5), r"draws tau from 0 to 3\.0, so it cannot keep 3\.5"),
+        (lambda: LossConditional((9, 1), Scorer(), tau=0, largest=0), "draws tau from 0 to 0, so it cannot keep 0"),
         (lambda: LossConditional((9, 1), Scorer(), largest=math.inf), "largest must be a finite number >= 0, got inf"),
         (lambda: LossConditional((9, 1), Scorer(), tau=-1), "tau must be a finite number >= 0, got -1"),
     ],
@@ -146,6 +201,11 @@ def test_a_copy_of_the_network_is_the_plain_one_in_evaluation() -> None:
 def test_what_cannot_be_meant_is_refused(make: Callable[[], object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         make()
+
+
+def test_earlier_negatives_are_refused() -> None:
+    with pytest.raises(InputError, match=r"^negative_bank would compare scores of steps with another tau"):
+        AugmentedLagrangian(made()[1], 5, negative_bank=8, constraint=RankingConstraint(normalisation="mean"))
 
 
 def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,9 +50,10 @@ COUNTS3 = (900, 300, 20)
 
 
 def conditional(tau: float, gamma: float) -> LossConditional:
-    """With the tau of validation in its step too, so that it is one function; see test_loss_conditional.py."""
-    loss = LossConditional(COUNTS, OneBranchCNN(), tau=tau, gamma=gamma)
-    loss.drawn.fill_(tau)
+    """Of a network that is evaluated, so that it is one function, that of tau; see test_loss_conditional.py."""
+    network = OneBranchCNN()
+    loss = LossConditional(COUNTS, network, tau=tau, gamma=gamma)
+    network.eval()(torch.zeros(1, 1, 8, 8, 8))
     return loss
 
 
@@ -462,6 +463,7 @@ KNOBS = {
     "batch_size": 32, "train": {"positives": None}, "tau": 0.7, "vs_gamma": 0.3, "smoothing": 0.2,
     "network": OneBranchCNN(),
 }  # fmt: skip
+OURS = {"mri_alm": "mri_alm"}  # as the configs import it
 CONFIGURED = {
     "bce": BinaryCrossEntropy(),
     "w_bce": WeightedBinaryCrossEntropy(8.0),
@@ -487,7 +489,7 @@ def test_every_configured_loss_is_tested() -> None:
 
 @pytest.mark.parametrize("name", CONFIGURED)
 def test_config_part_builds_the_loss_from_the_knobs(name: str) -> None:
-    parser = ConfigParser(KNOBS | {"loss": name, "made": f"%{PARTS}::{name}"})
+    parser = ConfigParser(KNOBS | {"loss": name, "made": f"%{PARTS}::{name}"}, globals=OURS)
     parser.resolve_macro_and_relative_ids()
     loss = parser.get_parsed_content("made")
     assert type(loss) is type(CONFIGURED[name])
@@ -496,12 +498,26 @@ def test_config_part_builds_the_loss_from_the_knobs(name: str) -> None:
 
 
 @pytest.mark.parametrize(("positives", "counts"), [(8, (24, 8)), (40, (1, 40))])
-def test_losses_that_know_the_prior_take_that_of_the_batches(positives: int, counts: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("name", "gamma"), [("la", 0.0), ("vs", 0.3), ("lct", 0.3)])
+def test_losses_that_know_the_prior_take_that_of_the_batches(
+    name: str, gamma: float, positives: int, counts: tuple[int, int]
+) -> None:
     """More positives than a batch holds are refused by what draws them, not here."""
-    parser = ConfigParser(KNOBS | {"train": {"positives": positives}, "loss": f"%{PARTS}::la"})
+    parser = ConfigParser(
+        KNOBS | {"train": {"positives": positives}, "loss": name, "made": f"%{PARTS}::{name}"}, globals=OURS
+    )
     parser.resolve_macro_and_relative_ids()
     logits, label = batch(0)
-    assert torch.equal(parser.get_parsed_content("loss")(logits, label), VectorScaling(counts, tau=0.7)(logits, label))
+    expected = VectorScaling(counts, tau=0.7, gamma=gamma)(logits, label)
+    assert torch.equal(parser.get_parsed_content("made")(logits, label), expected)
+
+
+def test_a_loss_that_is_not_asked_for_leaves_the_network_alone() -> None:
+    network = OneBranchCNN()
+    parser = ConfigParser(KNOBS | {"network": network, "loss": "vs", "losses": f"%{PARTS}"}, globals=OURS)
+    parser.resolve_macro_and_relative_ids()
+    assert parser.get_parsed_content("losses")["lct"] is None  # there for a misspelt name
+    assert not hasattr(network.head, "told")
 
 
 # --- The authors' offset, LDAM with one logit, MONAI's AUC-margin loss -----------------------------------------------

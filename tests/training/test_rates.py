@@ -91,6 +91,7 @@ def test_the_recipe_reaches_every_epoch_and_a_stopped_run_ends_the_same(
     one, other = (load_tensors(tmp_path / run / "split_0" / "last.pt") for run in ("whole", "stopped"))
     for name in ("model", "optimizer", "objective", "history", "best"):
         torch.testing.assert_close(one[name], other[name], rtol=0, atol=0)
+    assert all(("train_auc" in epoch) != bool(more) for epoch in one["history"])  # logits of steps are of another tau
 
 
 def test_the_default_is_adam_at_a_constant_rate(manifest: Path, tmp_path: Path) -> None:
