@@ -126,7 +126,7 @@ def make_report(
         comparisons=comparisons,
         holm=corrected,
         acting={m.key: _acting(results, m.key, splits) for m in methods if m.constrained},
-        made=_made(results.values()),
+        made=_made(content for (key, _, _), content in results.items() if key in trained),
     )
 
 
