@@ -170,7 +170,6 @@ class LossConditional(VectorScaling):
         tau: The one that is kept, in [0, ``largest``]. The authors' code scores at 3 unless told otherwise.
         gamma: Exponent of the scale, >= 0.
         largest: Of the values drawn, > 0.
-        hidden: Width of the small network.
 
     Raises:
         InputError: If the network has no such layer, several processes train it, a number is out of range, or a step's
@@ -178,7 +177,8 @@ class LossConditional(VectorScaling):
 
     References:
         Lieberman, Yuan, Ravindran, Tomasi, "Optimizing for ROC Curves on Class-Imbalanced Data by Training over a
-        Family of Loss Functions", arXiv 2402.05400 (tau in [0, 3], gamma 0.2, FiLM in front of the last layer).
+        Family of Loss Functions", arXiv 2402.05400 (tau in [0, 3], gamma 0.2, FiLM of 128 hidden units in
+        front of the last layer).
         Dosovitskiy, Djolonga, "You Only Train Once: Loss-Conditional Training of Deep Networks", ICLR 2020.
     """
 
@@ -192,7 +192,6 @@ class LossConditional(VectorScaling):
         tau: float = 1.0,
         gamma: float = 0.2,
         largest: float = 3.0,
-        hidden: int = 128,
     ) -> None:
         super().__init__(counts, tau=tau, gamma=gamma)
         head = getattr(network, "head", None)
@@ -206,7 +205,7 @@ class LossConditional(VectorScaling):
         if not tau <= non_negative("largest", largest) > 0:
             raise InputError(f"Loss-conditional training draws tau from 0 to {largest}, so it cannot keep {tau}.")
         self.largest = largest
-        self.film = nn.Sequential(nn.Linear(1, hidden), nn.ReLU(), nn.Linear(hidden, 2 * head.in_features))
+        self.film = nn.Sequential(nn.Linear(1, 128), nn.ReLU(), nn.Linear(128, 2 * head.in_features))
         self.register_buffer("drawn", torch.zeros(()))
         self.draw()
         earlier: RemovableHandle | None = getattr(head, "told", None)

@@ -56,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         splits = options.splits or table.splits
         asked = options.methods or table.methods()
         plan = table.trainings(asked, splits, options.seeds)
+        # What is kept and cannot be read is refused before anything is trained.
         read_results(table, options.results, table.trainings(table.kept(options.results), splits, options.seeds))
         if not options.report_only:
             pool = Pool(options.backend, options.workers, options.ray_address, options.gpus_per_task)
