@@ -79,8 +79,13 @@ SAME_RESULTS: dict[str, tuple[frozenset[str], ...]] = {
 # Parts whose results did change: digests of earlier forms, of the one that ships now, and where in the part the change
 # is. A run goes on with its own. So are settings whose default changed.
 OWN_PARTS: dict[str, tuple[frozenset[str], str, tuple[Any, ...]]] = {
-    # exams are normalised within masks, and have the voxels that they have from a prepared cohort
-    "preprocessing": (frozenset({"7c7fd62bb709a60e", "c8b8e2470f29aca4"}), "44b2b4cee428e958", ()),
+    # exams are normalised within masks, have the voxels that they have from a prepared cohort, and (the last two had
+    # not) have those in one order, however they are stored
+    "preprocessing": (
+        frozenset({"7c7fd62bb709a60e", "c8b8e2470f29aca4", "c4c2e96cc3780f1f", "44b2b4cee428e958"}),
+        "dcc485d9d4171b20",
+        (),
+    ),
     # runs of different seeds share nothing; with seed 0 nothing changed
     "seed_everything": (frozenset({"147e0e91e63bb781"}), "bf7377565d11e561", ()),
     "train": (
@@ -97,6 +102,8 @@ OWN_PARTS: dict[str, tuple[frozenset[str], str, tuple[Any, ...]]] = {
     # the clinical profile had parts of two exams, which round otherwise
     "micro_batch": (frozenset({"d4735e3a265e16ee"}), "74234e98afe7498f", ()),
 }
+# Of those, the ones with which a model scores, as it was trained, though its config is not trusted: they shipped.
+SCORED_WITH = {"preprocessing": frozenset({"c4c2e96cc3780f1f", "44b2b4cee428e958"})}
 _OF_SEEDS = {"seed_everything", "train"}
 
 _NAME = re.compile(r"\bmri_alm(?:\.\w+)+")
@@ -164,6 +171,15 @@ def as_it_began(config: dict[str, Any], theirs: Mapping[str, Any]) -> dict[str, 
             ", ".join(sorted(changed)),
         )
     return config | kept
+
+
+def own_for_scoring(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of a run's config, by name, that are among :data:`SCORED_WITH`."""
+    return {
+        name: canonical(theirs[name])
+        for name, digests in SCORED_WITH.items()
+        if name in theirs and part_digest(theirs[name]) in digests
+    }
 
 
 def _shipped(config: Mapping[str, Any], name: str) -> Any:

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from monai.bundle import ConfigParser
 
-from mri_alm.bundle.old_runs import canonical, same_part
+from mri_alm.bundle.old_runs import canonical, own_for_scoring, same_part
 from mri_alm.bundle.settings import SETTINGS, configs_folder, current_names, is_data
 from mri_alm.errors import InputError
 from mri_alm.runtime.files import read_json, shown
@@ -65,7 +65,8 @@ def differences(config: Mapping[str, Any], shipped: Mapping[str, Any]) -> list[s
     """Where a config says more than other values of settings; a line each, empty if it is the shipped one.
 
     Settings are held against their table. A setting that is absent counts as its default, an old name as the new one,
-    and a part in an earlier form as the shipped one where it gives the same results.
+    and a part in an earlier form as the shipped one where it gives the same results, or where a model of then scores
+    with it (:data:`mri_alm.bundle.old_runs.SCORED_WITH`).
 
     Args:
         config: Of a run, macros resolved, or of a file as it is.
@@ -73,13 +74,13 @@ def differences(config: Mapping[str, Any], shipped: Mapping[str, Any]) -> list[s
     """
     check_bounds(config)
     theirs = current_names(config)
-    several = shipped_config("multi_gpu")
+    several, known = shipped_config("multi_gpu"), own_for_scoring(theirs)
     lines: list[str] = []
     for name in sorted({*theirs, *shipped}):
         value, own = theirs.get(name), shipped.get(name)
         if name in SETTINGS and name in shipped:
             lines += _setting_problem(name, value, own) if name in theirs else []
-        elif name == "device" and isinstance(value, str) and _DEVICE.fullmatch(value):
+        elif name in known or (name == "device" and isinstance(value, str) and _DEVICE.fullmatch(value)):
             continue
         elif name not in shipped and name not in several:  # null too: MONAI reaches inside with a::b, and + merges
             lines.append(f"  {_shown(name)[1:-1]}: nothing -> {_shown(value)}")

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from mri_alm.bundle.checkpoints import LARGEST_WEIGHTS, tensors_in
 from mri_alm.bundle.config import with_choices
+from mri_alm.bundle.old_runs import own_for_scoring
 from mri_alm.bundle.run_folder import RunFolder
 from mri_alm.bundle.settings import PRIVATE_SETTINGS, TABLE, current_names, is_data
 from mri_alm.bundle.shipped import differences, refuse_code, settings_in, shipped_config
@@ -85,7 +86,8 @@ class TrainedRun:
             refuse_code(self.run.config, own, record["versions"])
         if own:
             logger.warning("%s differs from the shipped config at %d places: trusted, it is run.", folder, len(own))
-        self.config = record["config"] if own else shipped | settings_in(record["config"], shipped)
+        known = shipped | settings_in(record["config"], shipped) | own_for_scoring(record["config"])
+        self.config = record["config"] if own else known
         self.parser = ConfigParser(deepcopy(self.config))
         self.settings = self._settings()
 

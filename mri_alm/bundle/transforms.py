@@ -27,6 +27,7 @@ from mri_alm.imaging.registration import (
     missing_high_b,
     onto_grid,
     same_grid,
+    stored_axes,
 )
 from mri_alm.localiser import find_gland, localiser_name
 from mri_alm.runtime.bug_reports import ends_the_run, study_failure
@@ -63,6 +64,8 @@ class LoadRegisteredExamd(Transform):
             are prepared on. False, as models of version 0.1 were trained: in one interpolation.
         without_hbv: Accept an exam without a high b, ``hbv`` is 0 then; False refuses it.
         localise: Find the gland of an exam that does not say where it is.
+        lps: Take voxels in the order of axial DICOM slices, however they are stored, so that one exam has one score.
+            False, as models were trained before version 0.12: as they are stored, with a warning where that is another.
 
     Raises:
         InputError: If the grid is larger than the one that cohorts are prepared on, and ``as_prepared`` is set; if what
@@ -79,11 +82,12 @@ class LoadRegisteredExamd(Transform):
         as_prepared: bool = False,
         without_hbv: bool = False,
         localise: bool = False,
+        lps: bool = False,
     ) -> None:
         self.spacing: Any = tuple(spacing)
         self.size: Any = tuple(size)
         self.register, self.as_prepared, self.without_hbv = register, as_prepared, without_hbv
-        self.localise = localise
+        self.localise, self.lps = localise, lps
         if localise:
             localiser_name()
         reach, most = (
@@ -100,7 +104,13 @@ class LoadRegisteredExamd(Transform):
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         """Load, register and resample one item (see :meth:`mri_alm.cohort.manifest.ManifestRow.item`)."""
         item = dict(data)
-        images, facts = load_images(item)
+        images, facts = load_images(item, lps=self.lps)
+        if (axes := stored_axes(images["t2"])) != "LPS":
+            text = (
+                f"T2's axes are stored in the order {axes}, and this model, of an earlier version, takes them as they "
+                "are: stored in another, as DICOM's LPS, the exam would have another score. Train a new model."
+            )
+            facts["warnings"] = [*facts["warnings"], text]
         self._check_high_b(images, facts)
         centre = crop_centre(item)
         if not centre and self.localise:

@@ -5,14 +5,14 @@ import logging
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mri_alm.cohort.names import number_of, tidy
+from mri_alm.cohort.names import number_of, one_spelling, tidy
 from mri_alm.cohort.protocol import told_facts
 from mri_alm.errors import InputError, did_you_mean, refuse_all
 from mri_alm.runtime.files import bvals_of, links_out_of
@@ -34,7 +34,7 @@ class ManifestRow:
     Attributes:
         index: Permanent number of the exam in its manifest (row order), the key of its multiplier.
         study: Its name in all outputs; must not identify the patient.
-        patient: Whose exam it is; exams of one patient never stand on two sides of a split.
+        patient: Whose exam it is, spelt as in its first row; exams of one patient never stand on two sides of a split.
         label: 1 when DCE is needed, 0 when not, None when unknown (scoring only).
         side: ``"train"`` or ``"test"``; empty when the manifest has no such column (scoring only).
         images: Column name (one of :data:`IMAGE_COLUMNS`) to absolute path.
@@ -98,6 +98,8 @@ def read_manifest(
             study = _study(index, row, path.parent, labelled=labelled, allow_outside_paths=allow_outside_paths)
             problems += [f"{path}: row {number} (study {row['study'] or 'without name'}) {text}" for text in study[1]]
             studies.append(study[0])
+    patients = one_spelling(study.patient for study in studies)
+    studies = [replace(study, patient=patient) for study, patient in zip(studies, patients, strict=True)]
     problems += [f"{path}: {text}" for text in _across_rows(studies)]
     refuse_all(problems)
     return studies
@@ -222,12 +224,11 @@ def _across_rows(studies: Sequence[ManifestRow]) -> list[str]:
     ]
     owners: dict[Path, set[str]] = defaultdict(set)
     sides: dict[str, set[str]] = defaultdict(set)
-    spelling: dict[str, str] = {}
     for study in studies:
         for path in study.images.values():
             owners[path.resolve()].add(study.study)
         if study.side:
-            sides[spelling.setdefault(tidy(study.patient), study.patient)].add(study.side)
+            sides[study.patient].add(study.side)
     problems += [
         f"{', '.join(sorted(names))} share the file {p}. Keep one." for p, names in owners.items() if len(names) > 1
     ]
@@ -386,6 +387,8 @@ def _splits(
 ) -> list[tuple[list[ManifestRow], list[ManifestRow]]]:
     """By the rule of that name."""
     if rule == "partition":
+        if validation == 0:
+            raise InputError("A partition holds every patient out, once: leave --validation 0 out with it.")
         return partition_splits(studies, folds=splits, seed=seed)
     if rule != "random":
         raise InputError(f'split_rule must be random or partition, got "{rule}".')

@@ -35,6 +35,12 @@ def tidy(name: str) -> str:
     return unicodedata.normalize("NFKC", "/".join(part for part in parts if part not in ("", ".")).casefold())
 
 
+def one_spelling(names: Iterable[str]) -> list[str]:
+    """Each name as it was spelt where it, or another spelling of it (`tidy`), came first."""
+    first: dict[str, str] = {}
+    return [first.setdefault(tidy(name), name) for name in names]
+
+
 def _plain(letter: str) -> str:
     """One letter: every dash is a hyphen, control and format characters are nothing unless they are blanks."""
     kind = unicodedata.category(letter)

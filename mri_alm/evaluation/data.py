@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mri_alm.bundle.run_folder import model_digest
 from mri_alm.cohort.manifest import RENAMED_COLUMNS
-from mri_alm.cohort.names import by_number, likely_cause, loosely, tidy
+from mri_alm.cohort.names import by_number, likely_cause, loosely, one_spelling, tidy
 from mri_alm.cohort.protocol import BELOW_GATE
 from mri_alm.errors import InputError, shortened
 from mri_alm.metrics.ranking import Floats
@@ -91,7 +91,7 @@ class LabelledScores:
     def patients(self) -> list[str]:
         """Whose study each is; where nothing says it, the study stands for its patient."""
         named = self.columns.get("patient", self.studies)
-        return [patient or study for patient, study in zip(named, self.studies, strict=True)]
+        return one_spelling(patient or study for patient, study in zip(named, self.studies, strict=True))
 
     @property
     def lost(self) -> list[str]:
@@ -122,9 +122,9 @@ def read_labelled_scores(
         InputError: If a file cannot be read, a study stands in one file and not in another, a value is no finite
             number, a label is missing, or only one class is left. Every problem of this kind is named at once.
     """
-    truth = _by_study(labels, ("study", "label"))
+    truth = rows_by_study(labels, ("study", "label"))
     spelling = {tidy(study): study for study in truth}
-    tables = {name: _by_study(path, ("study", "score"), spelling) for name, path in scores.items()}
+    tables = {name: rows_by_study(path, ("study", "score"), spelling) for name, path in scores.items()}
     scored = {study for table in tables.values() for study in table}
     trained = {loosely(tidy(study)) for study in trained_on}
     if known := sorted(study for study in scored if loosely(tidy(study)) in trained):
@@ -247,10 +247,19 @@ def refuse_another_model(path: Path, run: Path, checkpoints: Mapping[str, str]) 
         raise InputError(f"{path} holds scores of another model. Score the calibration cohort with {run}.")
 
 
-def _by_study(
+def rows_by_study(
     path: Path, required: Collection[str], spelling: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, _Row]:
-    """Rows of a CSV file by study, cells stripped; a name that another table spells otherwise goes by its spelling."""
+    """Rows of a CSV file by study, cells stripped.
+
+    Args:
+        path: The file.
+        required: Columns it must have, study among them.
+        spelling: A tidied name to the one that another table has for it, under which its row is given.
+
+    Raises:
+        InputError: See :func:`mri_alm.runtime.tables.read_table`; or a study has several rows, or a row no name.
+    """
     found: dict[str, list[_Row]] = defaultdict(list)
     for row in read_table(path, required, renamed=RENAMED_COLUMNS):
         found[tidy(row["study"])].append(row)

@@ -159,14 +159,30 @@ def ranking_figures(label: ArrayLike, score: ArrayLike, *, tpr_rule: FprRule = "
         InputError: See :func:`mri_alm.metrics.check_binary`; or the rule is unknown.
     """
     positive, score = check_binary(label, score)
-    n = int(positive.sum())
-    ks = [k for k in FALSE_NEGATIVES if k < n]
-    misses = [allowed_misses(n, rate / 100) for rate in TRUE_POSITIVE_RATES]
-    fpr = fpr_at_each_fn(positive, score, [*ks, *misses]).tolist()
+    return _ranking(positive, score, _misses_told(int(positive.sum())), tpr_rule)
+
+
+def _misses_told(n: int) -> list[int]:
+    """The numbers of false negatives at which FPRs of ``n`` positives are told."""
+    return [k for k in FALSE_NEGATIVES if k < n]
+
+
+def _ranking(positive: ArrayLike, score: Floats, ks: Sequence[int], tpr_rule: FprRule) -> RankingFigures:
+    """The figures with FPRs at these numbers of false negatives, whatever the number of positives."""
+    misses = [allowed_misses(int(np.count_nonzero(positive)), rate / 100) for rate in TRUE_POSITIVE_RATES]
+    fpr = _fprs(positive, score, [*ks, *misses]).tolist()
     at_tpr = dict(zip(TRUE_POSITIVE_RATES, fpr[len(ks) :], strict=True))
     if tpr_rule != "lowest":
         at_tpr = {rate: fpr_at_tpr(positive, score, rate / 100, rule=tpr_rule) for rate in TRUE_POSITIVE_RATES}
     return RankingFigures(auc(positive, score), at_tpr, dict(zip(ks, fpr[: len(ks)], strict=True)))
+
+
+def _fprs(positive: ArrayLike, score: Floats, ks: ArrayLike) -> Floats:
+    """The FPR at each number of misses; where that is no fewer than the positives, at all of them but one.
+
+    A bootstrap that draws patients can draw fewer positive studies than there are.
+    """
+    return fpr_at_each_fn(positive, score, np.minimum(ks, np.count_nonzero(positive) - 1))
 
 
 def decision_counts(label: ArrayLike, needed: ArrayLike) -> DecisionCounts:
@@ -204,14 +220,14 @@ def performance_of(
     probability = bool(score.min() >= 0 and score.max() <= 1)
 
     def named(y: ArrayLike, s: Floats) -> dict[str, float]:
-        ranking = ranking_figures(y, s)
+        ranking = _ranking(y, s, _misses_told(n), "lowest")
         calibration = {"brier": brier_score(y, s), "ece": expected_calibration_error(y, s)} if probability else {}
         return {"auc": ranking.auc, "partial_auc": partial_auc(y, s, min_tpr=PARTIAL_FROM)} | calibration | ranking.fprs
 
     values = named(positive, score)
     several = _if_several(patient)
     low, high = bootstrap_interval(
-        lambda y, s: [*named(y, s).values(), *fpr_at_each_fn(y, s, curve)],
+        lambda y, s: [*named(y, s).values(), *_fprs(y, s, curve)],
         positive,
         score,
         patient=several,
@@ -267,20 +283,21 @@ def proportion(count: int, of: int) -> Estimate:
 
 def compare_scores(data: LabelledScores, *, draws: int = 2000, seed: int = 0) -> list[ScoreComparison]:
     """Every pair of models, the family of DeLong tests corrected by Holm."""
+    ks = _misses_told(data.positives)
 
     def difference(y: ArrayLike, s: Floats) -> dict[str, float]:
-        a, b = (ranking_figures(y, column).fprs for column in s.T)
+        a, b = (_ranking(y, column, ks, "lowest").fprs for column in s.T)
         return {name: a[name] - b[name] for name in a}
 
     found, patient = [], _if_several(data.patients)
     for a, b in itertools.combinations(data.models, 2):
         both = np.column_stack([a.score, b.score])
         ends = bootstrap_interval(
-            lambda y, s: [*difference(y, s).values()], data.label, both, patient=patient, draws=draws, seed=seed
+            lambda y, s: [*difference(y, s).values()], data.label == 1, both, patient=patient, draws=draws, seed=seed
         ).tolist()
         differences = {
             name: Estimate(value, low, high)
-            for (name, value), low, high in zip(difference(data.label, both).items(), *ends, strict=True)
+            for (name, value), low, high in zip(difference(data.label == 1, both).items(), *ends, strict=True)
         }
         try:
             test, note = delong_test(data.label, a.score, b.score, patient), ""

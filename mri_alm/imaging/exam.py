@@ -34,7 +34,7 @@ from mri_alm.imaging.plausibility import (
     scanner_map_holds,
     warn_if_cut_off,
 )
-from mri_alm.imaging.registration import PREPARED_IMAGES, Facts, Images, mask_centre
+from mri_alm.imaging.registration import PREPARED_IMAGES, Facts, Images, along_lps, mask_centre
 from mri_alm.imaging.series import Series, group_series
 from mri_alm.imaging.volume import MAX_VOXELS, build_mean, build_volume, check_size, common_slices, geometric_mean
 
@@ -230,13 +230,15 @@ def _acquisition(name: str, files: StudyFiles, series: Series) -> Facts:
     return facts
 
 
-def load_images(item: Mapping[Any, Any]) -> tuple[Images, Facts]:
+def load_images(item: Mapping[Any, Any], *, lps: bool = True) -> tuple[Images, Facts]:
     """Read one exam.
 
     Args:
         item: ``dicom``, the folder of one study (or its :class:`StudyFiles`) whose series are recognised; or ``t2`` and
             either ``adc`` and ``hbv`` or ``dwi``: files (NIfTI, MHA, NRRD) or folders of one DICOM series. ``valid``
             where they are registered already.
+        lps: Put voxels into the order of axial DICOM slices (:func:`mri_alm.imaging.registration.along_lps`); False:
+            as they are stored.
 
     Returns:
         ``t2``, ``adc`` (1e-6 mm2/s), ``hbv`` and where given ``valid``, each on its own grid; ``warnings`` and facts.
@@ -247,16 +249,18 @@ def load_images(item: Mapping[Any, Any]) -> tuple[Images, Facts]:
     if "dicom" in item:
         source = item["dicom"]
         study = read_study(source if isinstance(source, StudyFiles) else _only_study(Path(source)))
-        images, facts = study_images(study)
+        images, facts = study_images(study, lps=lps)
     else:
         images, facts = _from_files(item)
+        images = along_lps(images) if lps else images
         facts |= {} if "valid" in item else image_geometry(images)  # a prepared exam's is that of the cohort's grid
     return images, _with_told(facts, item.get("facts") or {})
 
 
-def study_images(study: Exam) -> tuple[Images, Facts]:
+def study_images(study: Exam, *, lps: bool = True) -> tuple[Images, Facts]:
     """The same of a DICOM study already read."""
     images = {"t2": study.t2, "adc": study.adc} | ({} if study.hbv is None else {"hbv": study.hbv})
+    images = along_lps(images) if lps else images
     facts = {"warnings": study.warnings, "hbv_b": (study.info.get("hbv") or {}).get("b")}
     return images, study.info | facts | image_geometry(images)
 

@@ -108,6 +108,20 @@ def image_centre(image: sitk.Image) -> tuple[float, float, float]:
     return x, y, z
 
 
+def stored_axes(image: sitk.Image) -> str:
+    """Where an image's three axes point to, by the nearest directions of the body: "LPS" as axial DICOM slices."""
+    return str(sitk.DICOMOrientImageFilter().GetOrientationFromDirectionCosines(image.GetDirection()))
+
+
+def along_lps(images: Images) -> Images:
+    """Images with their voxels in the order of axial DICOM slices, each where it was; nothing is interpolated.
+
+    Programs store one exam in several orders, such as NIfTI's right, anterior, superior, and what follows works along
+    the axes as they are stored: without this, one exam would have several scores.
+    """
+    return {name: one if stored_axes(one) == "LPS" else sitk.DICOMOrient(one, "LPS") for name, one in images.items()}
+
+
 def mask_centre(mask: sitk.Image) -> tuple[float, float, float]:
     """Centre of the box around a mask's voxels above 0, LPS mm; of the box, because a crop must hold all of it.
 

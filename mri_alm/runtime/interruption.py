@@ -63,6 +63,7 @@ class _Stop:
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
             if at_exit:
+                _end_idle_workers()
                 atexit._run_exitfuncs()  # workers of joblib and Ray end
         os._exit(128 + number)
 
@@ -72,6 +73,14 @@ def _in_program(frame: FrameType | None) -> bool:
     while frame and frame.f_back:
         frame = frame.f_back
     return frame is not None and frame.f_code.co_name in ("<module>", "_run_module_as_main")
+
+
+def _end_idle_workers() -> None:
+    """Joblib's, which multiprocessing's exit function waits for; only the interpreter's own end would end them."""
+    if "joblib.externals.loky.reusable_executor" in sys.modules:
+        from joblib.externals.loky import get_reusable_executor
+
+        get_reusable_executor(reuse=True).shutdown(kill_workers=True)
 
 
 _stop = _Stop()

@@ -20,11 +20,12 @@ from mri_alm.bundle.run_folder import RunFolder, model_digest
 from mri_alm.cohort.names import tidy
 from mri_alm.cohort.protocol import BELOW_GATE
 from mri_alm.errors import InputError
+from mri_alm.evaluation.data import rows_by_study
 from mri_alm.metrics.threshold import OperatingPoint
 from mri_alm.runtime.atomic import append_lines, explain_os_errors
 from mri_alm.runtime.files import DamagedFileError, read_file, sha256, write_bytes, write_json
 from mri_alm.runtime.locks import exclusive_lock
-from mri_alm.runtime.tables import LARGEST_TABLE, csv_line, read_table, unescape_formula, write_csv
+from mri_alm.runtime.tables import LARGEST_TABLE, csv_line, unescape_formula, write_csv
 
 logger = logging.getLogger("mri_alm")
 
@@ -122,12 +123,16 @@ def calibration_cohort(log: Path, labels: Path, output: Path, *, run: Path | Non
         The paths of scores and labels.
 
     Raises:
-        InputError: If a file cannot be used, the log holds decisions of several models and no run says which, or no
-            outcome is known.
+        InputError: If a file cannot be used or would be overwritten, a study has several outcomes, the log holds
+            decisions of several models and no run says which, or no outcome is known.
     """
     model = _one_model(log, run)
     rows = decisions_of(log, model)
-    outcomes = {tidy(row["study"]): row for row in read_table(labels, ("study", "label")) if row["label"]}
+    scores, found = output / "scores.csv", output / "labels.csv"
+    if own := [path for path in (log, labels) if path.resolve() in (scores.resolve(), found.resolve())]:
+        raise InputError(f"{own[0]} would be overwritten by the cohort that is made of it: choose another --output.")
+    table = rows_by_study(labels, ("study", "label"))
+    outcomes = {tidy(study): row for study, row in table.items() if row["label"]}
     known = [row for row in rows if tidy(row["study"]) in outcomes]
     if not known:
         raise InputError(f"{labels} has no label for any of the {len(rows)} exams in {log}. Study names must agree.")
@@ -138,7 +143,6 @@ def calibration_cohort(log: Path, labels: Path, output: Path, *, run: Path | Non
             "known less often, misses stay unseen and a threshold set on this cohort promises too much: take all exams "
             "up to a date.", len(waiting), len(rows), spared,
         )  # fmt: skip
-    scores, found = output / "scores.csv", output / "labels.csv"
     write_csv(scores, *_scores(known))
     of = [outcomes[tidy(row["study"])] | {"study": row["study"]} for row in known]
     write_csv(found, list(of[0]), of)

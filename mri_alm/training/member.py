@@ -301,6 +301,8 @@ def say_split(history: History, title: str) -> None:
 def split_line(history: History, title: str) -> str:
     """What a split came to, for the terminal: its highest validation metric, whichever epoch's weights are kept."""
     name = list(history[0])[1]
+    if name == "base_loss":  # no held-out patients, and no scores of steps, as loss-conditional training has none
+        return f"{title}  trained: {len(history)} epochs"
     best = max(history, key=lambda report: report[name])
     highest = f"highest {metric_name(name)} {best[name]:.3f} in epoch {best['epoch']:.0f}"
     return f"{title}  trained: {len(history)} epochs, {highest}"

@@ -394,6 +394,28 @@ def test_an_exam_is_loaded_and_registered_about_the_point_it_names(study: Phanto
     assert item["report"]["registration"]["accepted"] is True
 
 
+@pytest.mark.parametrize("order", ["RAS", "LAS", "RPI", "SPL"])
+def test_one_exam_is_one_whatever_the_order_of_its_voxels(
+    study: PhantomStudy, files: dict[str, str], tmp_path: Path, order: str
+) -> None:
+    """As programs store images; a model of before takes them as they are stored, and says so."""
+    exam = {name: files[f"{name}.mha"] for name in ("t2", "adc", "hbv")}
+    other = {name: str(tmp_path / f"{name}.mha") for name in exam}
+    for name, path in exam.items():
+        sitk.WriteImage(sitk.DICOMOrient(sitk.ReadImage(path), order), other[name])
+    now, before = (LoadRegisteredExamd((2.8, 2.8, 3), (40, 40, 28), as_prepared=True, lps=lps) for lps in (True, False))
+    expected, found = now(exam), now(other)
+    for name in ("t2", "adc", "hbv", "valid", "t2_valid"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-3)
+        np.testing.assert_allclose(found[name].affine, expected[name].affine, atol=1e-4)
+    assert found["report"]["t2_size"] == expected["report"]["t2_size"]
+    assert not any("order" in text for text in (*found["report"]["warnings"], *before(exam)["report"]["warnings"]))
+    if order != "SPL":  # its slices would be taken for rows, and the grid leave T2
+        assert f"T2's axes are stored in the order {order}, and this model" in "\n".join(
+            before(other)["report"]["warnings"]
+        )
+
+
 def test_batches_keep_reports_of_any_form() -> None:
     items = [{"image": torch.zeros(1, 2), "study": "a", "report": {"warnings": ["w"]}},
              {"image": torch.ones(1, 2), "study": "b", "report": {"b_values": [0.0, 800.0]}}]  # fmt: skip

@@ -262,6 +262,15 @@ def test_a_patient_on_both_sides_by_two_spellings(folder: Path) -> None:
         read_manifest(manifest)
 
 
+def test_a_patient_spelt_in_two_ways_is_held_out_as_one(folder: Path) -> None:
+    rows = [row(i, str(i // 3), patient=name) for i, name in enumerate(("N1", "n1", "N2", "P1", "p1 ", "P2"))]
+    cohort = Cohort(write(folder, rows), splits="loo", split_rule="partition")
+    assert [study.patient for study in cohort.train] == ["N1", "N1", "N2", "P1", "P1", "P2"]
+    assert len(cohort.splits) == 2  # positive patients
+    for training, held_out in cohort.splits:
+        assert not {study.patient for study in training} & {study.patient for study in held_out}
+
+
 def test_rows_are_counted_as_a_spreadsheet_does_and_studies_without_empty_rows(folder: Path) -> None:
     manifest = write(folder, [row(0), [""] * 7, row(1, label="7")])
     with pytest.raises(InputError, match=r'row 4 \(study S1\) has label "7"'):
@@ -487,6 +496,8 @@ def test_a_cohort_by_each_rule(folder: Path) -> None:
     path = write(folder, rows)
     assert len(Cohort(path, splits="loo", split_rule="partition").splits) == 3
     assert len(Cohort(path, splits=2, split_rule="partition", validation=0.5).splits) == 2
+    with pytest.raises(InputError, match=r"^A partition holds every patient out, once: leave --validation 0 out"):
+        Cohort(path, splits=2, split_rule="partition", validation=0)
     with pytest.raises(InputError, match=r'^split_rule must be random or partition, got "kfold"\.$'):
         Cohort(path, split_rule="kfold")
     with pytest.raises(

@@ -21,7 +21,7 @@ from small_cohort import read_rows
 from mri_alm.errors import InputError
 from mri_alm.evaluation.analysis import MOST_ALLOWED, evaluate, trade_off
 from mri_alm.evaluation.data import read_labelled_scores
-from mri_alm.evaluation.performance import decision_counts, performance_of, ranking_figures
+from mri_alm.evaluation.performance import Estimate, decision_counts, performance_of, ranking_figures
 from mri_alm.evaluation.tables import Table, latex, write_table
 from mri_alm.metrics.ranking import FprRule, fpr_at_tpr
 from mri_alm.metrics.uncertainty import bootstrap_interval, delong_test, newcombe_interval
@@ -132,6 +132,20 @@ def test_a_perfect_auc_has_an_honest_interval() -> None:
     assert 0.85 < auc.low < 0.95
     one = performance_of([1] + [0] * 64, [0.9] + [0.1] * 64, draws=10).figures["auc"]
     assert one.low < auc.low
+
+
+def test_a_patient_with_more_positive_studies_than_others_has_intervals(files: Files) -> None:
+    """A draw of patients then holds fewer positive studies than there are, or more."""
+    change(files[0], lambda rows: rows[5].update(patient=rows[0]["patient"]))  # both positive
+    found = evaluate({"a": files[1], "b": files[2]}, files[0], draws=100)
+    for roc in (performance.roc for performance in found.performances.values()):
+        assert len(roc.low) == len(roc.fpr) == 12
+        assert (roc.low <= roc.high).all()
+    y, s = [1, 1, 1, 0, 0, 0, 0], np.arange(7)[::-1] / 7
+    figures = performance_of(y, s, patient=["A", "A", "B", "C", "D", "E", "F"], draws=200).figures
+    assert {"fpr_at_fn_0", "fpr_at_fn_2"} <= figures.keys()
+    assert "fpr_at_fn_5" not in figures
+    assert figures["fpr_at_fn_2"] == Estimate(0, 0, 0)
 
 
 def test_intervals_count_patients_not_studies() -> None:
@@ -282,7 +296,7 @@ def test_every_step_by_counting(evaluated: Any, held_out: Any) -> None:
 
 def test_a_calibration_cohort_moves_the_slider(files: Files, tmp_path: Path) -> None:
     rows = [row | {"study": "C" + row["study"], "patient": "C" + row["patient"]} for row in labels(90, 30)]
-    rows[3]["patient"] = rows[0]["patient"]  # positive both: the lower score counts
+    rows[3]["patient"] = rows[0]["patient"].lower()  # the same one, positive both times: the lower score counts
     scored = scores(rows, 3)
     cohort = write_rows(tmp_path / "c.csv", scored), write_rows(tmp_path / "l.csv", rows)
     first = evaluate({"good": files[1]}, files[0], calibration=cohort, draws=100).trade_offs[0]

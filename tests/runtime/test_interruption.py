@@ -73,6 +73,12 @@ BODIES = {
         '        reached(lambda: "here")\n        list(run_tasks(wait, range(2), Pool("loky", 2)))',
         "here",
     ),
+    "idle processes": (
+        '        reached(lambda: "here")\n        sys.argv.append("short")\n'
+        '        list(run_tasks(wait, range(2), Pool("loky", 2)))\n        sys.argv.pop()\n'
+        '        (here / f"0-{os.getpid()}").touch()\n        time.sleep(1000)',
+        "here",
+    ),
     "threads": (
         '        reached(lambda: "here")\n'
         '        sys.argv.append("short")\n        list(run_tasks(wait, range(99), Pool("threading", 2)))',

@@ -151,6 +151,28 @@ def test_the_last_decision_counts_and_unknown_outcomes_are_counted(
         calibration_cohort(log, outcomes(tmp_path / "none.csv", {"x": "1"}), tmp_path / "out")
 
 
+def test_two_outcomes_of_a_study_are_refused(tmp_path: Path) -> None:
+    """Of a missed patient the other row would win, and the miss be gone."""
+    log, labels = tmp_path / "log.csv", tmp_path / "outcomes.csv"
+    decided(log, {"e0": 0.1, "e1": 0.7})
+    write_manifest(labels, [["e0", "1"], ["E0", "0"], ["e1", "0"]], ("study", "label"))
+    with pytest.raises(InputError, match=r"outcomes.csv: several rows, or no name, for 1 study \(e0\)\. Keep one row"):
+        calibration_cohort(log, labels, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["labels.csv", "scores.csv"])
+def test_what_the_cohort_is_made_of_is_not_overwritten(tmp_path: Path, name: str) -> None:
+    log, labels = tmp_path / "log.csv", outcomes(tmp_path / "labels.csv", {"a": "1", "b": "0", "waits": ""})
+    decided(log, {"a": 0.3, "b": 0.7})
+    (tmp_path / "out").mkdir()
+    mine = (labels if name == "labels.csv" else log).rename(tmp_path / "out" / name)
+    before = mine.read_bytes()
+    pair = (log, mine) if name == "labels.csv" else (mine, labels)
+    with pytest.raises(InputError, match=rf"{name} would be overwritten by the cohort that is made of it: choose"):
+        calibration_cohort(*pair, tmp_path / "out")
+    assert mine.read_bytes() == before
+
+
 def test_decisions_at_several_thresholds_and_below_the_gate(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     log = tmp_path / "log.csv"
     row = {"study": "gate", "score": 0.1, "threshold": 0.4, "dce_needed": 1}

@@ -34,6 +34,11 @@ def test_the_line_of_a_split_names_its_highest_metric_and_the_first_epoch_of_it(
     assert split_line(history, "split 2/3") == "split 2/3  trained: 3 epochs, highest val AUC 0.800 in epoch 2"
 
 
+def test_a_split_without_any_metric_names_none() -> None:
+    history = [{"epoch": 1.0, "base_loss": 0.7, "alm_term": 0.0}]
+    assert split_line(history, "split 1/1") == "split 1/1  trained: 1 epochs"
+
+
 def test_a_training_that_learnt_nothing_says_so(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     history = [{"epoch": float(epoch), "val_auc": 0.5, "train_auc": 0.55} for epoch in range(1, 11)]
