@@ -121,6 +121,12 @@ def read_labels(path: Path, rules: LabelRules) -> list[Label]:
             for entry in merged.values()
             if not entry.patient
         ]
+    if any(entry.side for entry in merged.values()):
+        problems += [
+            f"row {entry.rows[0]} has no side, as other rows do. Write train or test in each, or take the column out."
+            for entry in merged.values()
+            if not entry.side and entry.label is not None
+        ]
     refuse_all([f"{path}: {text}" for text in problems])
     return list(merged.values())
 

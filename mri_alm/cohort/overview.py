@@ -1,6 +1,7 @@
 """A cohort for a person to read: what a dry run shows, the closing lines, and whether it is safe to train on."""
 
 import os
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -288,6 +289,8 @@ def summary_text(order: Order, outcome: PreparedCohort) -> str:
     lines += _label_lines(outcome.labelled, outcome.has_labels)
     outside = Counter(outcome.found.outside.values())
     lines += [f"  {count} files belong to no study: {reason}" for reason, count in outside.most_common(3)]
-    return "\n".join([*lines, f"Look at {order.output / 'qc.html'}, then: --check {order.output}",
-                       f"Train: python -m monai.bundle run --config_file configs/prostate_alm.json --cohort "
-                       f"{order.output / 'manifest.csv'}{' --localise True' * order.localise}"])  # fmt: skip
+    lines.append(f"Look at {order.output / 'qc.html'}, then: mri-alm check {shlex.quote(str(order.output))}")
+    if outcome.has_labels:
+        manifest = shlex.quote(str(order.output / "manifest.csv"))
+        lines.append(f"Train: mri-alm train --cohort {manifest}{' --localise True' * order.localise}")
+    return "\n".join(lines)

@@ -144,6 +144,8 @@ def _complete(sets: list[DiffusionSet], series: Sequence[Series], warnings: list
             home.adc.append(one)
         elif one.role == "adc" and sets:
             warnings.append(f"{series_name(one)} is an ADC map on another grid or echo time: left out.")
+        elif one.role == "unsupported":
+            warnings.append(f"{series_name(one)} cannot be used ({one.reason}): left out.")
     return unknown
 
 
@@ -161,6 +163,8 @@ def axial_t2(series: Sequence[Series], sets: Sequence[DiffusionSet]) -> list[Ser
         found += (
             "; what is called T2 lies on diffusion's grid" if any(_on_diffusion(one, sets) for one in named) else ""
         )
+        useless = [f"; {series_name(one)} cannot be used ({one.reason})" for one in series if one.role == "unsupported"]
+        found += "".join(useless[:3])
         raise StudyError("no_t2", f"An axial T2 series is needed, found {found}. Export it with this study.")
     frames = {group.first.frame_of_reference for group in sets}
     fitting = [one for one in axial if one.frame_of_reference in frames]

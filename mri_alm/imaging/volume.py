@@ -255,6 +255,10 @@ def _direction(frames: list[Frame], name: str) -> NDArray[np.float64]:
     row, column = cosines[0, :3], cosines[0, 3:]
     if not np.allclose([row @ row, column @ column, row @ column], [1, 1, 0], atol=1e-3):
         raise StudyError("geometry", f"{name}: row and column directions are not perpendicular unit vectors.")
+    if absent := sum(not np.isfinite(frame.spacing).all() for frame in frames):
+        raise StudyError(
+            "geometry", f"{name}: {absent} of {len(frames)} images have no pixel spacing. Export the series again."
+        )
     shapes = {frame.shape for frame in frames}
     if len(shapes) > 1 or not all(np.allclose(frame.spacing, first.spacing, rtol=1e-3) for frame in frames):
         raise StudyError("geometry", f"{name}: slices differ in size or pixel spacing ({sorted(shapes)}).")

@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import math
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -426,7 +427,10 @@ def closing_text(run: RunFolder, metrics: dict[str, Any], point: Any, members: i
             f"  On the test cohort it misses {at['false_negatives']} of {test['positives']}, spares {at['spared']} of "
             f"{test['positives'] + test['negatives']} the contrast, asks for it needlessly in {at['false_positives']}."
         ]
-    lines += ["", f"Score new exams: mri-alm score --model {run.path} --input DICOM_FOLDER --output OUT"]
+    lines += [
+        "",
+        f"Score new exams: mri-alm score --model {shlex.quote(str(run.path))} --input DICOM_FOLDER --output OUT",
+    ]
     written = [run.threshold, run.metrics, *([run.held_out] if point.n_positive else []), run.splits, run.config]
     written += [run.scores] if test else []
     written += [run.hardest] if run.hardest.is_file() else []

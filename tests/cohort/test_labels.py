@@ -255,6 +255,7 @@ def test_a_row_per_lesion(tmp_path: Path) -> None:
         ("study,label,split\na,1,holdout\n", "row 2 has a side that is none of train, test"),
         ("study,label\n,1\n", "row 2 names neither study nor patient"),
         ("study,label,split\na,1,train\na,1,test\n", "rows 2 and 3 contradict each other"),
+        ("study,label,split\na,1,train\nb,0,\n", "row 3 has no side, as other rows do. Write train or test in each"),
     ],
 )
 def test_tables_that_cannot_be_used(tmp_path: Path, text: str, message: str) -> None:

@@ -209,6 +209,14 @@ def test_a_broken_series_is_passed_over_when_a_whole_one_serves(tmp_path):
     assert any(re.search("series 12 left out: .*6.00 mm apart", warning) for warning in study.warnings)
 
 
+def test_a_series_that_cannot_be_used_is_named(tmp_path):
+    write(tmp_path, T2, B50, B800, ADC.but(edit=without("ImageOrientationPatient")))
+    study = study_of(tmp_path)
+    assert study.info["adc_source"].startswith("fitted")
+    number = next(one["series"] for one in study.info["series"] if one["role"] == "unsupported")
+    assert f"series {number} cannot be used (an image has no position or orientation): left out." in study.warnings
+
+
 @pytest.mark.parametrize(
     ("scan", "role"),
     [
@@ -273,6 +281,12 @@ def truncate(ds, index):
         ((T2, B800, ADC.but(pixels=pixels(6, 9))), "adc_units", "tissue median is"),
         ((T2.but(pixels=T2.pixels * 0), B50, B800, ADC), "empty_volume", "every voxel has the value 0"),
         ((T2.but(edit=same_place), B50, B800, ADC), "duplicate_slices", "1 slices share a position"),
+        ((T2.but(edit=without("PixelSpacing")), B50, B800, ADC), "geometry", "6 of 6 images have no pixel spacing"),
+        (
+            (T2.but(edit=set_all(PhotometricInterpretation="MONOCHROME1")), B50, B800, ADC),
+            "no_t2",
+            r"found none; series 4 cannot be used \(MONOCHROME1",
+        ),
         ((T2.but(edit=tilt), B50, B800, ADC), "geometry", r"differ between slices by 0\.01"),
         ((T2.but(edit=truncate), B50, B800, ADC), "damaged_file", "pixels of one file cannot be read"),
     ],
