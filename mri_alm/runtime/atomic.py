@@ -45,7 +45,11 @@ def write_atomically(path: Path, *, previous: Path | None = None) -> Iterator[Pa
         finally:
             if replaced.exists() and not path.exists():  # refused or interrupted between the two renames
                 replaced.replace(path)
-            shutil.rmtree(scratch, ignore_errors=True)
+            try:
+                shutil.rmtree(scratch, ignore_errors=True)
+            except BaseException:  # a stop that arrived meanwhile
+                shutil.rmtree(scratch, ignore_errors=True)
+                raise
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 import errno
 import os
 import re
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,22 @@ def test_nothing_stays_of_a_block_that_failed(tmp_path: Path) -> None:
         fail_within(tmp_path / "file", KeyError("a bug"))
     assert (tmp_path / "file").read_text() == "old"
     assert names(tmp_path) == ["file"]
+
+
+def test_nothing_stays_of_a_write_that_is_stopped_while_it_tidies_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove, stops = shutil.rmtree, [KeyboardInterrupt()]
+
+    def stopped(*place: Path, **options: bool) -> None:
+        if stops:
+            raise stops.pop()
+        remove(*place, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", stopped)
+    with pytest.raises(KeyboardInterrupt), write_atomically(tmp_path / "file") as part:
+        part.write_text("whole")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_full_disk_within_the_block_is_told_in_words(tmp_path: Path) -> None:

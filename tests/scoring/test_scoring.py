@@ -87,10 +87,10 @@ def test_an_exam_that_cannot_be_prepared_costs_the_others_nothing(
     errors = [IndexError("Mueller/1977"), InputError("/data/Mueller/1977: the folder is empty."), MemoryError()]
     of = dict(zip([row["study"] for row in read_rows(manifest)[-4:-1]], errors, strict=True))
 
-    def failing(item: Any) -> Any:
+    def failing(item: Any, **options: Any) -> Any:
         if error := of.get(item["study"]):
             raise error
-        return load_images(item)
+        return load_images(item, **options)
 
     monkeypatch.setattr("mri_alm.bundle.transforms.load_images", failing)
     rows = read_rows(score(trained, manifest, tmp_path) / "scores.csv")
