@@ -27,6 +27,7 @@ from mri_alm.bundle.config import refuse_other_settings
 from mri_alm.bundle.old_runs import OWN_PARTS, SAME_RESULTS, as_it_began, part_digest, same_part
 from mri_alm.bundle.run_folder import RunFolder
 from mri_alm.bundle.settings import SETTINGS as TABLE
+from mri_alm.bundle.trained_run import TrainedRun
 from mri_alm.errors import InputError
 
 ROOT = Path(__file__).parents[2]
@@ -133,6 +134,21 @@ def test_a_run_made_before_keeps_its_preprocessing_unless_another_is_asked_for(
     mine = config | {"preprocessing": config["preprocessing"][:-1]}
     with pytest.raises(InputError, match="holds a run with other settings:\n  preprocessing: "):
         refuse_other_settings(run, as_it_began(mine, record["config"]))
+
+
+def test_a_run_of_voxels_as_they_are_stored_scores_as_it_was_trained_without_trust(
+    trained: Path, tmp_path: Path
+) -> None:
+    run = RunFolder(shutil.copytree(trained, tmp_path / "run"))
+    record = json.loads(run.config.read_text())
+    assert record["config"]["preprocessing"][0].pop("lps") is True
+    run.config.write_text(json.dumps(record))
+    then, now = (TrainedRun(folder).preprocessing().transforms[0] for folder in (run.path, trained))
+    assert (then.lps, now.lps) == (False, True)
+    record["config"]["preprocessing"][0]["as_prepared"] = False  # no form that ever shipped
+    run.config.write_text(json.dumps(record))
+    with pytest.raises(InputError, match="differs from the shipped config in more than settings"):
+        TrainedRun(run.path)
 
 
 def test_a_setting_that_did_not_exist_then_counts_as_its_default(place: Path, tmp_path: Path) -> None:
